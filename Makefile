@@ -1,0 +1,29 @@
+# Two commands do everything: `make demo` and `make test`. Both make a .venv of their own first.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: demo test check install clean
+
+demo: .venv/installed
+	$(BIN)/python examples/digits.py
+
+test: check
+	$(BIN)/pytest
+
+check: .venv/installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+install: .venv/installed
+
+# torch comes first and pinned: any other request for it would pull gigabytes of CUDA packages.
+.venv/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --constraint constraints.txt torch
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+clean:
+	rm -rf .venv out build dist
