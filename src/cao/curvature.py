@@ -1,0 +1,308 @@
+"""The Hessian and the Gauss-Newton matrix of a mini-batch loss, as operators that multiply blocks of columns."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol, TypeAlias, runtime_checkable
+
+import torch
+import torch.distributed as dist
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.autograd import forward_ad
+from torch.func import functional_call
+from torch.nn.parallel import DistributedDataParallel
+
+from cao.isolation import isolated_forward
+
+LossFunction: TypeAlias = Callable[[], Tensor | Iterable[Tensor]]
+Gradient: TypeAlias = Sequence[Tensor | None]
+
+
+@runtime_checkable
+class ParameterOperator(Protocol):
+    """A symmetric operator on the flattened and concatenated parameters that it carries."""
+
+    @property
+    def params(self) -> Sequence[Tensor]:
+        """The parameters, in the order of the operator's rows."""
+        ...
+
+    def __matmul__(self, columns: Tensor, /) -> Tensor:
+        """Return the operator's product with each column."""
+        ...
+
+
+class Hessian:
+    """The exact Hessian of a loss with respect to parameters.
+
+    The source is the loss of a forward pass, whose graph stays usable for the backward pass that follows; or a
+    function that returns a loss; or a function that yields one loss for each of several equal parts of a batch: then
+    the Hessian is that of their mean, and memory holds one part's graph at a time. A function is called once for
+    each block of columns, changes no buffer, moves no random stream, and must give the same losses each time.
+    """
+
+    def __init__(self, source: Tensor | LossFunction, params: Iterable[Tensor]) -> None:
+        self.params = list(params)
+        self._source = checked_loss(source) if isinstance(source, Tensor) else checked_function(source)
+        self._gradient: Gradient | None = None
+        self._parts: int | None = None
+
+    def __matmul__(self, columns: Float[Tensor, "n k"]) -> Float[Tensor, "n k"]:
+        """Return the Hessian's product with each column, all of them from one graph."""
+        product = zeros_of(self.params, columns)
+        if isinstance(self._source, Tensor):
+            self._gradient = self._gradient or gradient_graph(self._source, self.params)
+            add_products(product, self._gradient, self.params, columns)
+            return product
+        with isolated_forward(self.params[0].device):
+            parts = self._add_parts(product, columns, self._source)
+        return product.div_(parts)
+
+    def _add_parts(self, product: Tensor, columns: Tensor, function: LossFunction) -> int:
+        result = function()
+        losses = iter([result]) if isinstance(result, Tensor) else iter(result)
+        del result
+        parts = 0
+        # No name may hold on to a loss here: one part's graph must be gone before the next is computed.
+        while (gradient := next_gradient(losses, self.params)) is not None:
+            add_products(product, gradient, self.params, columns)
+            del gradient
+            parts += 1
+        if parts == 0 or parts != (self._parts or parts):
+            raise ValueError(
+                f"the source must yield the same losses at every call, got {parts} where "
+                f"{self._parts or 'at least 1'} were expected; let each call return a new generator"
+            )
+        self._parts = parts
+        return parts
+
+
+class GaussNewton:
+    """The generalised Gauss-Newton matrix Jᵀ(∇²ℓ)J of a loss ℓ of a model's outputs.
+
+    It is positive semidefinite where ℓ is convex in the outputs, as cross-entropy and squared error are. J v comes from
+    forward mode, which stores no activations, so that a product needs no more memory than a training step; layers
+    without a forward derivative are served by reverse mode, twice. Nothing is computed before the first product, and
+    the model's buffers and all random streams stay as they are.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        inputs: Any,
+        loss_of_outputs: Callable[[Tensor], Tensor],
+        params: Iterable[Tensor] | None = None,
+    ) -> None:
+        self.model: nn.Module = model.module if isinstance(model, DistributedDataParallel) else model
+        self.inputs = inputs
+        self.loss_of_outputs = loss_of_outputs
+        names = {parameter: name for name, parameter in self.model.named_parameters()}
+        self.params = [p for p in names if p.requires_grad] if params is None else list(params)
+        unknown = [tuple(p.shape) for p in self.params if p not in names]
+        if unknown:
+            raise ValueError(f"params must be parameters of the model, got others of shapes {unknown}")
+        self._names = [names[parameter] for parameter in self.params]
+        self._use_forward_mode = True
+
+    def __matmul__(self, columns: Float[Tensor, "n k"]) -> Float[Tensor, "n k"]:
+        """Return the product with each column: J by forward mode, ∇²ℓ at the outputs, Jᵀ by reverse mode."""
+        product = zeros_of(self.params, columns)
+        with isolated_forward(self.params[0].device):
+            outputs = self._outputs(self.inputs, {})
+        leaf = outputs.detach().requires_grad_()
+        slope = gradient_graph(checked_loss(self.loss_of_outputs(leaf)), [leaf])
+        for column, target in zip(columns.T, product.T, strict=True):
+            tangent = self._jacobian_product(outputs, unflatten(column, self.params))
+            (weighted,) = derivative(slope, [leaf], [tangent.to(leaf.dtype)])
+            if weighted is not None:
+                add_flat(target, derivative([outputs], self.params, [weighted]), self.params)
+        return product
+
+    def _outputs(self, inputs: Any, replaced: dict[str, Tensor]) -> Tensor:
+        args, kwargs = ((), inputs) if isinstance(inputs, Mapping) else (inputs, {})
+        args = args if isinstance(args, tuple) else (args,)
+        outputs = functional_call(self.model, replaced, args, dict(kwargs))
+        if not isinstance(outputs, Tensor):
+            raise ValueError(
+                f"the model must return a tensor, got {type(outputs).__name__}; wrap it in a module that does"
+            )
+        return outputs
+
+    def _jacobian_product(self, outputs: Tensor, direction: list[Tensor]) -> Tensor:
+        if self._use_forward_mode:
+            try:
+                return self._forward_jacobian_product(direction)
+            except NotImplementedError:
+                self._use_forward_mode = False
+        # Jᵀu is linear in u, so its derivative in u along v is J v.
+        free = torch.zeros_like(outputs, requires_grad=True)
+        pulled = derivative([outputs], self.params, [free], create_graph=True)
+        (tangent,) = derivative(pulled, [free], direction)
+        return torch.zeros_like(outputs) if tangent is None else tangent
+
+    def _forward_jacobian_product(self, direction: list[Tensor]) -> Tensor:
+        device = self.params[0].device
+        with isolated_forward(device), torch.no_grad(), forward_ad.dual_level():
+            dual = [forward_ad.make_dual(p.detach(), v) for p, v in zip(self.params, direction, strict=True)]
+            outputs = self._outputs(self.inputs, dict(zip(self._names, dual, strict=True)))
+            primal, tangent = forward_ad.unpack_dual(outputs)
+            return torch.zeros_like(primal) if tangent is None else tangent
+
+
+class Mean:
+    """The mean of operators over the same parameters, such as one for each part of a large batch."""
+
+    def __init__(self, operators: Sequence[ParameterOperator]) -> None:
+        if not operators:
+            raise ValueError("Mean needs at least one operator, got none")
+        self.operators = operators
+        self.params = operators[0].params
+
+    def __matmul__(self, columns: Float[Tensor, "n k"]) -> Float[Tensor, "n k"]:
+        """Return the mean of the operators' products."""
+        total = self.operators[0] @ columns
+        for operator in self.operators[1:]:
+            total += operator @ columns
+        return total.div_(len(self.operators))
+
+
+class MeanOverRanks:
+    """An operator's mean over the processes of a group, each of which holds its own share of the batch."""
+
+    def __init__(self, operator: ParameterOperator, group: dist.ProcessGroup | None) -> None:
+        self.operator, self.group, self.params = operator, group, operator.params
+
+    def __matmul__(self, columns: Float[Tensor, "n k"]) -> Float[Tensor, "n k"]:
+        """Return the mean of all ranks' products, the same bits on every rank."""
+        rows = (self.operator @ columns).T.contiguous()
+        dist.all_reduce(rows, group=self.group)
+        return rows.div_(dist.get_world_size(self.group)).T
+
+
+class Reordered:
+    """An operator whose parameters are put into another order."""
+
+    def __init__(self, operator: ParameterOperator, params: Sequence[Tensor]) -> None:
+        self.operator, self.params = operator, params
+
+    def __matmul__(self, columns: Float[Tensor, "n k"]) -> Float[Tensor, "n k"]:
+        """Return the product in the order of `params`."""
+        inner = reorder(columns, self.params, self.operator.params)
+        return reorder(self.operator @ inner, self.operator.params, self.params)
+
+
+def reorder(columns: Tensor, old: Sequence[Tensor], new: Sequence[Tensor]) -> Float[Tensor, "n k"]:
+    """Return the columns with each parameter's rows moved from its old place to its new one."""
+    pieces = dict(zip(old, columns.T.split([p.numel() for p in old], dim=1), strict=True))
+    return torch.cat([pieces[p] for p in new], dim=1).T
+
+
+def checked_loss(loss: Tensor) -> Tensor:
+    """Return the loss if second derivatives can start from it."""
+    if not isinstance(loss, Tensor) or loss.numel() != 1:
+        got = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+        raise ValueError(f"the loss must be a scalar tensor, got {got}; reduce it to one number first")
+    if not loss.requires_grad:
+        raise ValueError(
+            "the loss has no graph; compute it from the parameters with gradients enabled, "
+            "and pass it before .item() or .detach()"
+        )
+    return loss
+
+
+def checked_function(source: object) -> LossFunction:
+    """Return the source if it can be called again and again."""
+    if not callable(source):
+        raise ValueError(
+            f"curvature needs a loss tensor or a function that returns or yields losses, got {type(source).__name__}; "
+            "pass a generator function itself, not the generator it returns, which can be read only once"
+        )
+    return source
+
+
+def next_gradient(losses: Iterator[Tensor], params: Sequence[Tensor]) -> Gradient | None:
+    """Return the gradient graph of the next loss, or None after the last."""
+    loss = next(losses, None)
+    return None if loss is None else gradient_graph(checked_loss(loss), params)
+
+
+def gradient_graph(loss: Tensor, params: Sequence[Tensor]) -> Gradient:
+    """Return the gradient as a graph that can be differentiated again; None for parameters the loss does not use."""
+    return derivative([loss], params, [torch.ones_like(loss)], create_graph=True)
+
+
+def add_products(product: Tensor, gradient: Gradient, params: Sequence[Tensor], columns: Tensor) -> None:
+    """Add the Hessian's product with each column to the columns of `product`."""
+    for column, target in zip(columns.T, product.T, strict=True):
+        add_flat(target, derivative(gradient, params, unflatten(column, params)), params)
+
+
+def derivative(
+    outputs: Gradient,
+    inputs: Sequence[Tensor],
+    weights: Sequence[Tensor],
+    *,
+    create_graph: bool = False,
+) -> list[Tensor | None]:
+    """Differentiate the outputs, summed with weights, keeping the graph; None where nothing depends on an input.
+
+    Outputs that are None or constant, such as the gradient of a linear loss, count as zero. Autocast is off, as for any
+    backward pass.
+    """
+    live = [(o, w) for o, w in zip(outputs, weights, strict=True) if o is not None and o.requires_grad]
+    if not live:
+        return [None] * len(inputs)
+    with explained_second_derivatives(), torch.autocast(inputs[0].device.type, enabled=False):
+        return list(
+            torch.autograd.grad(
+                [output for output, _ in live],
+                inputs,
+                [weight for _, weight in live],
+                retain_graph=True,
+                create_graph=create_graph,
+                allow_unused=True,
+            )
+        )
+
+
+def unflatten(column: Float[Tensor, " n"], params: Sequence[Tensor]) -> list[Tensor]:
+    """Split a flat column into tensors of the parameters' shapes and types."""
+    pieces = column.split([p.numel() for p in params])
+    return [piece.view(p.shape).to(p.dtype) for piece, p in zip(pieces, params, strict=True)]
+
+
+def add_flat(target: Float[Tensor, " n"], parts: Gradient, params: Sequence[Tensor]) -> None:
+    """Add tensors of the parameters' shapes to a flat column; None adds nothing."""
+    pieces = target.split([p.numel() for p in params])
+    for piece, part in zip(pieces, parts, strict=True):
+        if part is not None:
+            piece += part.reshape(-1)
+
+
+def zeros_of(params: Sequence[Tensor], columns: Float[Tensor, "n k"]) -> Float[Tensor, "n k"]:
+    """Return zero columns in the precision that products are accumulated in, each contiguous in memory."""
+    size = sum(p.numel() for p in params)
+    if columns.ndim != 2 or columns.shape[0] != size:
+        raise ValueError(f"expected columns of shape ({size}, k), got {tuple(columns.shape)}")
+    return columns.new_zeros(columns.shape[1], columns.shape[0]).T
+
+
+@contextmanager
+def explained_second_derivatives() -> Iterator[None]:
+    """Turn torch's complaint about a missing second derivative into one that names the way out."""
+    try:
+        yield
+    except RuntimeError as error:
+        symptoms = (
+            "is not implemented",
+            "double backward",
+            "not compatible with .grad()",
+            "once_differentiable",
+        )
+        if not any(symptom in str(error) for symptom in symptoms):
+            raise
+        raise RuntimeError(
+            f"this graph has no second derivative ({str(error).splitlines()[0]}). Ways out: run attention under "
+            "torch.nn.attention.sdpa_kernel(SDPBackend.MATH); pass a function that runs the uncompiled model; "
+            "use torch.utils.checkpoint with use_reentrant=False; run an LSTM without cuDNN; or use GaussNewton"
+        ) from error

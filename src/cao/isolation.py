@@ -1,0 +1,72 @@
+"""Run a model again as if nobody had: its buffers and all random streams come out as they went in."""
+
+import random
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.modules.module import register_module_forward_pre_hook
+
+
+@contextmanager
+def isolated_forward(device: torch.device) -> Iterator[None]:
+    """Let forward passes inside change no buffer and move no random stream.
+
+    Each use starts from the same random state, so that dropout masks repeat. Attention runs on the kernel that has
+    higher and forward-mode derivatives.
+    """
+    with ExitStack() as stack:
+        stack.enter_context(same_random_streams(device))
+        stack.enter_context(cloned_buffers())
+        stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+        stack.enter_context(torch.enable_grad())
+        yield
+
+
+@contextmanager
+def same_random_streams(device: torch.device) -> Iterator[None]:
+    """Put the streams of torch, Python and numpy (if it is loaded) back where they were."""
+    python_state = random.getstate()
+    numpy_random: Any = sys.modules.get("numpy.random")
+    numpy_state = numpy_random.get_state() if numpy_random else None
+    devices = [] if device.type == "cpu" else [device]
+    try:
+        with torch.random.fork_rng(devices, device_type=device.type if devices else "cuda"):
+            yield
+    finally:
+        random.setstate(python_state)
+        if numpy_random:
+            numpy_random.set_state(numpy_state)
+
+
+@contextmanager
+def cloned_buffers() -> Iterator[None]:
+    """Give every module that is called inside clones of its buffers, and put the originals back.
+
+    The optimizer does not know the model, so modules are met through a global hook. The original tensors are not
+    written to at all: copying their values back would break the backward pass of a graph that saved them.
+    """
+    originals: dict[nn.Module, dict[str, Tensor | None]] = {}
+    clones: dict[Tensor, Tensor] = {}  # Modules may share a buffer, and then share its clone.
+
+    def swap(root: nn.Module, _inputs: Any) -> None:
+        if root in originals:
+            return
+        for module in root.modules():
+            if module not in originals:
+                originals[module] = dict(module._buffers)
+                for name, buffer in module._buffers.items():
+                    if buffer is not None:
+                        module._buffers[name] = clones.setdefault(buffer, buffer.clone())
+
+    handle = register_module_forward_pre_hook(swap)
+    try:
+        yield
+    finally:
+        handle.remove()
+        for module, buffers in originals.items():
+            module._buffers.update(buffers)

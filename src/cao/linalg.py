@@ -1,0 +1,248 @@
+"""Eigenpairs of a symmetric operator that is known only through its products with blocks of columns."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+Which = Literal["magnitude", "algebraic"]
+
+# Blocks of rows this long keep the temporaries of a pass over an n × k matrix small and in cache.
+ROWS_AT_ONCE = 1 << 16
+
+
+class SymmetricOperator(Protocol):
+    """Anything that multiplies a block of columns: a dense matrix, a Hessian, a Gauss-Newton matrix."""
+
+    def __matmul__(self, columns: Tensor, /) -> Tensor:
+        """Return the operator's product with each column."""
+        ...
+
+
+@dataclass(frozen=True)
+class Eigenpairs:
+    """Approximate eigenpairs, their residuals ‖Av − λv‖, and the number of products they cost."""
+
+    values: Float[Tensor, " k"]
+    vectors: Float[Tensor, "n k"]
+    residuals: Float[Tensor, " k"]
+    products: int = 0
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether every value and every vector is finite."""
+        # A sum is non-finite if any of its terms is, and needs no n × k temporary.
+        return bool((self.values.sum() + self.residuals.sum() + self.vectors.sum()).isfinite())
+
+    def sorted_by(self, which: Which) -> "Eigenpairs":
+        """Return the same pairs, the most wanted first."""
+        order = order_of(self.values, which)
+        if torch.equal(order, torch.arange(len(order), device=order.device)):
+            return self
+        vectors = self.vectors.T[order].T
+        return Eigenpairs(self.values[order], vectors, self.residuals[order], self.products)
+
+
+def random_columns(
+    rows: int, columns: int, generator: torch.Generator, dtype: torch.dtype = torch.float32
+) -> Float[Tensor, "n k"]:
+    """Draw standard normal columns, each contiguous in memory, on the generator's device."""
+    return torch.randn(columns, rows, generator=generator, device=generator.device, dtype=dtype).T
+
+
+def subspace_iteration(
+    operator: SymmetricOperator,
+    start: Float[Tensor, "n k"],
+    iterations: int,
+    *,
+    tolerance: float | None = None,
+    which: Which = "magnitude",
+) -> Eigenpairs:
+    """Approximate k extreme eigenpairs by orthogonal iteration and Rayleigh-Ritz (the paper's Algorithm 2).
+
+    Each iteration costs k products and the Rayleigh-Ritz step k more; a tolerance on the relative residuals may end it
+    sooner. For the largest algebraic values the operator is shifted by the most negative Ritz value seen, so that
+    whatever has the largest magnitude after the shift is the largest before it.
+    """
+    basis = orthonormalize(column_major(start))
+    shift = 0.0
+    for iteration in range(iterations + 1):
+        image = operator @ basis
+        is_last = iteration == iterations
+        if is_last or tolerance is not None or which == "algebraic":
+            values, rotation, residuals = rayleigh_ritz(basis, image)
+            if is_last or (tolerance is not None and has_converged(values, residuals, tolerance)):
+                break
+            if which == "algebraic":
+                shift = max(shift, -float(values.min()))
+                image = image + shift * basis
+        # Two n × k blocks are alive at any time, never three.
+        del basis
+        basis = orthonormalize(image)
+    vectors = multiply_in_place(basis, rotation)
+    products = (iteration + 1) * start.shape[1]
+    return Eigenpairs(values, vectors, residuals, products).sorted_by(which)
+
+
+def lanczos(
+    operator: SymmetricOperator,
+    start: Float[Tensor, "n b"],
+    iterations: int,
+    *,
+    count: int | None = None,
+    tolerance: float | None = None,
+    which: Which = "magnitude",
+) -> Eigenpairs:
+    """Approximate `count` extreme eigenpairs (by default b) by block Lanczos with full reorthogonalisation.
+
+    The basis of b·(iterations + 1) columns stays in memory, and each of them costs one product.
+    """
+    count = start.shape[1] if count is None else count
+    blocks = [orthonormalize(column_major(start))]
+    projected = torch.zeros(0, 0, dtype=torch.float64, device=start.device)
+    for iteration in range(iterations + 1):
+        image = column_major(operator @ blocks[-1])
+        projected = bordered(projected, remove_components(image, blocks))
+        values, rotation = small_eigh(projected)
+        wanted = order_of(values, which)[:count]
+        values, rotation = values[wanted].to(start.dtype), rotation[:, wanted].to(start.dtype)
+        # The residual of a Ritz vector is what the newest block's image has outside the basis.
+        residuals = (image @ rotation[-image.shape[1] :]).norm(dim=0)
+        has_enough = len(wanted) == count
+        converged = tolerance is not None and has_enough and has_converged(values, residuals, tolerance)
+        free_dimensions = start.shape[0] - len(projected)
+        if converged or iteration == iterations or free_dimensions == 0:
+            break
+        scale = float(values.abs().max()) or 1.0
+        blocks.append(next_block(image[:, :free_dimensions], blocks, scale))
+    return Eigenpairs(values, combine(blocks, rotation), residuals, len(projected))
+
+
+def rayleigh_ritz(
+    basis: Float[Tensor, "n k"], image: Float[Tensor, "n k"]
+) -> tuple[Float[Tensor, " k"], Float[Tensor, "k k"], Float[Tensor, " k"]]:
+    """Return Ritz values, the rotation from the basis to the Ritz vectors, and the residuals."""
+    values, rotation = small_eigh(inner_products(basis, image))
+    squares = torch.zeros_like(values)
+    for rows in row_blocks(basis):
+        residual = image[rows].double() @ rotation - (basis[rows].double() @ rotation) * values
+        squares += residual.square().sum(dim=0)
+    return values.to(basis.dtype), rotation.to(basis.dtype), squares.sqrt().to(basis.dtype)
+
+
+def has_converged(values: Float[Tensor, " k"], residuals: Float[Tensor, " k"], tolerance: float) -> bool:
+    """Whether every residual is below the tolerance relative to its value, or is rounding of the largest."""
+    magnitudes = values.abs()
+    rounding = 10 * torch.finfo(values.dtype).eps * magnitudes.max()
+    return bool((residuals <= (tolerance * magnitudes).clamp_min(rounding)).all())
+
+
+def order_of(values: Float[Tensor, " k"], which: Which) -> Tensor:
+    """Return the indices that put the most wanted eigenvalue first."""
+    return (values.abs() if which == "magnitude" else values).argsort(descending=True)
+
+
+def orthonormalize(columns: Float[Tensor, "n k"]) -> Float[Tensor, "n k"]:
+    """Return an orthonormal basis whose span contains the columns, overwriting them where it can.
+
+    Cholesky-QR, twice, moves each number a few times and makes no copy; Householder QR serves columns that are nearly
+    dependent, zero or non-finite.
+    """
+    threshold = torch.finfo(columns.dtype).eps ** (1 / 3)
+    for _ in range(2):
+        gram = inner_products(columns, columns)
+        lengths = gram.diagonal().sqrt()
+        factor = torch.linalg.cholesky_ex(gram / lengths / lengths[:, None]).L
+        # The comparison is also false for NaN, which a failed factorisation may leave behind.
+        if not bool(factor.diagonal().min() > threshold):
+            return column_major(torch.linalg.qr(columns).Q)
+        inverse = torch.linalg.solve_triangular(factor.T, torch.diag(1 / lengths).T, upper=True, left=False)
+        multiply_in_place(columns, inverse)
+    return columns
+
+
+def inner_products(left: Float[Tensor, "n j"], right: Float[Tensor, "n k"]) -> Float[Tensor, "j k"]:
+    """Return leftᵀ right, summed in float64 whatever the columns' precision."""
+    total = torch.zeros(left.shape[1], right.shape[1], dtype=torch.float64, device=left.device)
+    for rows in row_blocks(left):
+        total += left[rows].T.double() @ right[rows].double()
+    return total
+
+
+def multiply_in_place(columns: Float[Tensor, "n k"], matrix: Float[Tensor, "k k"]) -> Float[Tensor, "n k"]:
+    """Overwrite the columns by columns @ matrix, a block of rows at a time."""
+    matrix = matrix.to(columns.dtype)
+    for rows in row_blocks(columns):
+        columns[rows] = columns[rows] @ matrix
+    return columns
+
+
+def row_blocks(columns: Float[Tensor, "n k"]) -> Iterator[slice]:
+    """Yield slices that cover the rows in order."""
+    for begin in range(0, columns.shape[0], ROWS_AT_ONCE):
+        yield slice(begin, begin + ROWS_AT_ONCE)
+
+
+def column_major(columns: Float[Tensor, "n k"]) -> Float[Tensor, "n k"]:
+    """Return a copy in which each column is contiguous, as a flat parameter vector should be."""
+    return columns.T.clone(memory_format=torch.contiguous_format).T
+
+
+def small_eigh(matrix: Float[Tensor, "k k"]) -> tuple[Float[Tensor, " k"], Float[Tensor, "k k"]]:
+    """Decompose a small symmetric matrix in float64; NaN values where that fails."""
+    # Round-off leaves the matrix slightly asymmetric, and eigh reads one triangle only.
+    symmetric = (matrix + matrix.T).double() / 2
+    try:
+        values, rotation = torch.linalg.eigh(symmetric)
+        return values, rotation
+    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
+        return torch.full_like(symmetric[0], torch.nan), torch.eye(len(symmetric)).to(symmetric)
+
+
+def bordered(projected: Float[Tensor, "m m"], coupling: Float[Tensor, "mb b"]) -> Float[Tensor, "mb mb"]:
+    """Return the projected matrix grown by the last block's column, and by its mirror image."""
+    old, width = projected.shape[0], coupling.shape[1]
+    grown = projected.new_zeros(old + width, old + width)
+    grown[:old, :old] = projected
+    grown[:, old:] = coupling
+    grown[old:, :old] = coupling[:old].T
+    return grown
+
+
+def remove_components(columns: Float[Tensor, "n b"], blocks: Sequence[Tensor]) -> Float[Tensor, "m b"]:
+    """Make the columns orthogonal to all blocks, in place, and return the coefficients taken out."""
+    taken = [
+        torch.zeros(block.shape[1], columns.shape[1], dtype=torch.float64, device=columns.device) for block in blocks
+    ]
+    for _ in range(2):  # Twice is enough to reach rounding.
+        for block, total in zip(blocks, taken, strict=True):
+            coefficients = inner_products(block, columns)
+            columns.addmm_(block, coefficients.to(columns.dtype), alpha=-1)
+            total += coefficients
+    return torch.cat(taken)
+
+
+def next_block(image: Float[Tensor, "n b"], blocks: Sequence[Tensor], scale: float) -> Float[Tensor, "n b"]:
+    """Return orthonormal columns that continue the Krylov space, orthogonal to all blocks.
+
+    A perturbation at rounding level turns an invariant subspace, where the image vanishes, into a random restart.
+    """
+    generator = torch.Generator(image.device).manual_seed(len(blocks))
+    noise = random_columns(image.shape[0], image.shape[1], generator, image.dtype)
+    columns = column_major(image.add(noise, alpha=torch.finfo(image.dtype).eps * scale))
+    for _ in range(2):
+        remove_components(columns, blocks)
+        columns = orthonormalize(columns)
+    return columns
+
+
+def combine(blocks: Sequence[Tensor], coefficients: Float[Tensor, "m k"]) -> Float[Tensor, "n k"]:
+    """Return [blocks] @ coefficients without joining the blocks."""
+    parts = coefficients.split([block.shape[1] for block in blocks])
+    total = blocks[0].new_zeros(coefficients.shape[1], blocks[0].shape[0]).T
+    for block, part in zip(blocks, parts, strict=True):
+        total.addmm_(block, part)
+    return total

@@ -1,0 +1,412 @@
+"""CAO: when to refresh the sketch of the curvature, how to step with it, what to save."""
+
+import math
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.optim import Optimizer
+
+from cao.curvature import Hessian, LossFunction, MeanOverRanks, ParameterOperator, Reordered
+from cao.linalg import Eigenpairs, column_major, lanczos, random_columns, subspace_iteration
+from cao.preconditioner import NegativeCurvature, Scaling, base_gain, correction_gains, is_singular
+from cao.settings import SKETCH_SETTINGS, Eigensolver, check_parameters, check_settings
+from cao.update import Move, take_step
+
+Source: TypeAlias = Tensor | LossFunction | ParameterOperator | Eigenpairs
+
+
+class Sketch(NamedTuple):
+    """The curvature in use: eigenvalues, their residuals ‖Hv − λv‖, the damping η and the step it was taken at."""
+
+    values: list[float]
+    residuals: list[float]
+    damping: float
+    step: int
+
+
+class Counters(NamedTuple):
+    """What the optimizer has done so far."""
+
+    steps: int
+    refreshes: int
+    """Successful refreshes."""
+    hessian_products: int
+    indefinite_refreshes: int
+    """Refreshes at which the paper's (B + ηI)⁻¹ would not have been positive definite."""
+    failed_refreshes: int
+    """Refreshes that came out non-finite and were discarded."""
+    singular_directions: int
+    """Directions left to the complement because λ + η vanished under the signed rule."""
+
+
+class CAO(Optimizer):
+    """Curvature-adaptive optimization by periodic low-rank Hessian sketching.
+
+    Every `refresh_every` steps the top eigenpairs of the Hessian are found by Hessian-vector products; in between,
+    gradients are multiplied by P = (V diag(λ) Vᵀ + ηI)⁻¹. Use it as any torch optimizer, with one more line::
+
+        loss = loss_function(model(inputs), targets)
+        optimizer.zero_grad()
+        optimizer.refresh_if_due(loss)
+        loss.backward()
+        optimizer.step()
+
+    Args:
+        params: parameters or parameter groups; `lr`, `momentum` and `weight_decay` may differ by group.
+        lr: learning rate α. With inverse-damping scaling the complement of the sketch moves at a rate of α/η.
+        rank: number k of eigenpairs; 0 is a first-order method.
+        refresh_every: steps m between refreshes.
+        damping: η > 0, or "auto": at each refresh η is the smallest captured |λ|, so that P H ≤ 1 outside a converged
+            sketch and lr=1 is the natural step. This is for full-batch and large-batch problems: under gradient noise a
+            step of that length is too long.
+        power_iterations: iterations T_pow of the eigensolver, the most it takes if there is a tolerance.
+        tolerance: stop iterating once every relative residual ‖Hv − λv‖/|λ| is below this.
+        warm_start: start a refresh from the last subspace instead of a random one.
+        eigensolver: "subspace" iteration (the paper's Algorithm 2), or block "lanczos", which converges in fewer
+            products and holds power_iterations + 1 times the vectors.
+        negative_curvature: "magnitude" uses |λ|, "clip" max(λ, 0), "signed" λ itself as the paper does, with which a
+            step may go uphill.
+        scaling: "inverse-damping" is P; "unit" is ηP, so that the complement takes exactly an SGD step.
+        max_update_norm: clip the update P g at this norm.
+        momentum: heavy-ball momentum on the update.
+        weight_decay: added to the gradient as weight_decay · parameter, or decoupled as in AdamW.
+        decoupled_weight_decay: shrink the parameters directly instead.
+        warmup_steps: plain SGD steps before the first sketch.
+        maximize: climb instead of descend.
+        seed: seed of the random start vectors; no global random stream is used.
+        process_group: group over which curvature is averaged when torch.distributed is initialised.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, Tensor]],
+        lr: float,
+        *,
+        rank: int = 1,
+        refresh_every: int = 400,
+        damping: float | Literal["auto"] = 0.1,
+        power_iterations: int = 3,
+        tolerance: float | None = None,
+        warm_start: bool = True,
+        eigensolver: Eigensolver = "subspace",
+        negative_curvature: NegativeCurvature = "magnitude",
+        scaling: Scaling = "inverse-damping",
+        max_update_norm: float | None = None,
+        momentum: float = 0.0,
+        weight_decay: float = 0.0,
+        decoupled_weight_decay: bool = False,
+        warmup_steps: int = 0,
+        maximize: bool = False,
+        seed: int = 0,
+        process_group: dist.ProcessGroup | None = None,
+    ) -> None:
+        defaults = {
+            "lr": lr,
+            "rank": rank,
+            "refresh_every": refresh_every,
+            "damping": damping,
+            "power_iterations": power_iterations,
+            "tolerance": tolerance,
+            "warm_start": warm_start,
+            "eigensolver": eigensolver,
+            "negative_curvature": negative_curvature,
+            "scaling": scaling,
+            "max_update_norm": max_update_norm,
+            "momentum": momentum,
+            "weight_decay": weight_decay,
+            "decoupled_weight_decay": decoupled_weight_decay,
+            "warmup_steps": warmup_steps,
+            "maximize": maximize,
+            "seed": seed,
+        }
+        check_settings(defaults)
+        self.process_group = process_group
+        super().__init__(params, defaults)
+        size = sum(p.numel() for p in self._parameters())
+        if rank > size:
+            raise ValueError(f"rank must not exceed the number of parameters, got rank {rank} for {size} parameters")
+        # In a parameter group, because load_state_dict leaves groups as they are but casts the tensors in `state`.
+        self.param_groups[0]["progress"] = {
+            **dict.fromkeys(Counters._fields, 0),
+            "attempts": 0,
+            "attempted_at": -1,
+            "refreshed_at": -1,
+            "values": [],
+            "residuals": [],
+            "damping": 1.0 if damping == "auto" else damping,
+            "has_warned": [],
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore from a pickle or a deep copy; a process group belongs to a process and does not travel."""
+        self.__dict__.setdefault("process_group", None)
+        super().__setstate__(state)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group, whose settings of the sketch must be those of the other groups."""
+        super().add_param_group(param_group)
+        group = self.param_groups[-1]
+        try:
+            check_settings(group)
+            for name in SKETCH_SETTINGS:
+                if group[name] != self.param_groups[0][name]:
+                    raise ValueError(
+                        f"{name} must be the same in all parameter groups, because one sketch covers them all; "
+                        f"got {group[name]} after {self.param_groups[0][name]}"
+                    )
+            check_parameters(self._parameters())
+        except ValueError:
+            self.param_groups.pop()
+            raise
+
+    @property
+    def is_refresh_due(self) -> bool:
+        """Whether the next call of `refresh_if_due` will refresh: at most once a step, and not during the warm-up."""
+        settings, progress = self._settings, self._progress
+        if settings["rank"] == 0 or progress["steps"] < settings["warmup_steps"]:
+            return False
+        if progress["attempted_at"] == progress["steps"]:
+            return False
+        has_sketch = progress["refreshed_at"] >= 0
+        return not has_sketch or progress["steps"] - progress["attempted_at"] >= settings["refresh_every"]
+
+    @property
+    def sketch(self) -> Sketch | None:
+        """The curvature in use, None before the first successful refresh."""
+        progress = self._progress
+        if progress["refreshed_at"] < 0:
+            return None
+        return Sketch(list(progress["values"]), list(progress["residuals"]), self._damping, progress["refreshed_at"])
+
+    @property
+    def counters(self) -> Counters:
+        """What the optimizer has done so far."""
+        return Counters(**{name: self._progress[name] for name in Counters._fields})
+
+    def refresh_if_due(self, source: Source) -> bool:
+        """Refresh the sketch if it is time to, and tell whether it was; call it before `loss.backward()`.
+
+        The source is the loss of the training forward pass (undivided and unscaled); a function that returns a loss
+        or yields the losses of the parts of a batch; an operator that carries its `params`, such as `GaussNewton`; or
+        ready `Eigenpairs`. A function or an operator is evaluated only if a refresh is due.
+        """
+        if not self.is_refresh_due:
+            return False
+        self.refresh(source)
+        return True
+
+    def refresh(self, source: Source) -> None:
+        """Refresh the sketch now. No gradient, parameter, buffer or global random stream is touched."""
+        if self._settings["rank"] == 0:
+            return
+        progress = self._progress
+        progress["attempts"] += 1
+        progress["attempted_at"] = progress["steps"]
+        pairs = self._eigenpairs(source)
+        progress["hessian_products"] += pairs.products
+        if pairs.is_finite:
+            self._adopt(pairs)
+            return
+        progress["failed_refreshes"] += 1
+        self._warn_once(
+            "failure",
+            "a refresh of the curvature came out non-finite and was discarded; training goes on with "
+            + ("the last good sketch" if self.sketch else "first-order steps until a refresh succeeds"),
+        )
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Take one step, after evaluating the closure if there is one; return its loss."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._check_freshness()
+        settings, progress = self._settings, self._progress
+        is_warming_up = progress["steps"] < settings["warmup_steps"]
+        base = 1.0 if is_warming_up else base_gain(self._damping, settings["scaling"])
+        take_step(list(self._moves()), base, self._gains(), settings["max_update_norm"])
+        progress["steps"] += 1
+        return loss
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore everything that decides the next steps, the sketch in the precision it was saved in."""
+        super().load_state_dict(state_dict)
+        # torch has cast every tensor to its parameter's dtype, which would coarsen the sketch of a bfloat16 model.
+        saved = (index for group in state_dict["param_groups"] for index in group["params"])
+        for index, param in zip(saved, self._parameters(), strict=True):
+            for name, value in state_dict["state"].get(index, {}).items():
+                if name.startswith("vector_"):
+                    self.state[param][name] = value.to(param.device, copy=True)
+
+    @property
+    def _settings(self) -> dict[str, Any]:
+        return self.param_groups[0]
+
+    @property
+    def _progress(self) -> dict[str, Any]:
+        progress: dict[str, Any] = self.param_groups[0]["progress"]
+        return progress
+
+    @property
+    def _damping(self) -> float:
+        chosen: float | str = self._settings["damping"]
+        return self._progress["damping"] if isinstance(chosen, str) else chosen
+
+    def _parameters(self) -> list[Tensor]:
+        return [param for group in self.param_groups for param in group["params"]]
+
+    def _eigenpairs(self, source: Source) -> Eigenpairs:
+        params = [p for p in self._parameters() if p.requires_grad]
+        size, rank = sum(p.numel() for p in params), self._settings["rank"]
+        if isinstance(source, Eigenpairs):
+            if source.vectors.shape != (size, rank):
+                raise ValueError(
+                    f"Eigenpairs must have vectors of shape {(size, rank)}, got {tuple(source.vectors.shape)}"
+                )
+            vectors = column_major(source.vectors.detach()).to(params[0].device, sketch_dtype(params))
+            return Eigenpairs(source.values, vectors, source.residuals, source.products)
+        if rank > size:
+            raise ValueError(f"rank must not exceed the number of trainable parameters, got rank {rank} for {size}")
+        operator = operator_for(source, params)
+        if dist.is_available() and dist.is_initialized():
+            operator = MeanOverRanks(operator, self.process_group)
+        solve = lanczos if self._settings["eigensolver"] == "lanczos" else subspace_iteration
+        iterations, tolerance = self._settings["power_iterations"], self._settings["tolerance"]
+        return solve(operator, self._start_columns(params), iterations, tolerance=tolerance)
+
+    def _start_columns(self, params: Sequence[Tensor]) -> Tensor:
+        """Return the last subspace, or random columns drawn from the seed and the number of the refresh."""
+        rank, dtype = self._settings["rank"], sketch_dtype(params)
+        if self._settings["warm_start"] and self._progress["refreshed_at"] >= 0:
+            return torch.stack([self._flat_vector(params, index, dtype) for index in range(rank)]).T
+        generator = torch.Generator(params[0].device)
+        generator.manual_seed(hash((self._settings["seed"], self._progress["attempts"])))
+        return random_columns(sum(p.numel() for p in params), rank, generator, dtype)
+
+    def _flat_vector(self, params: Sequence[Tensor], index: int, dtype: torch.dtype) -> Tensor:
+        parts = [self.state[p].get(f"vector_{index}") for p in params]
+        return torch.cat(
+            [
+                torch.zeros(p.numel(), dtype=dtype, device=p.device) if part is None else part.reshape(-1)
+                for part, p in zip(parts, params, strict=True)
+            ]
+        )
+
+    def _adopt(self, pairs: Eigenpairs) -> None:
+        params = [p for p in self._parameters() if p.requires_grad]
+        progress, sign = self._progress, -1 if self._settings["maximize"] else 1
+        values = sign * pairs.values.double().cpu()
+        if self._settings["damping"] == "auto":
+            progress["damping"] = automatic_damping(values, pairs.values.dtype, progress["damping"])
+        progress["values"], progress["residuals"] = values.tolist(), pairs.residuals.tolist()
+        progress["refreshed_at"] = progress["steps"]
+        progress["refreshes"] += 1
+        progress["indefinite_refreshes"] += int((values + self._damping < 0).any())
+        if self._settings["negative_curvature"] == "signed":
+            progress["singular_directions"] += int(is_singular(values, self._damping).sum())
+        for index, column in enumerate(pairs.vectors.T):
+            pieces = column.split([p.numel() for p in params])
+            for param, piece in zip(params, pieces, strict=True):
+                self.state[param][f"vector_{index}"] = piece.view(param.shape)
+
+    def _gains(self) -> list[float]:
+        progress, settings = self._progress, self._settings
+        if progress["refreshed_at"] < 0 or progress["steps"] < settings["warmup_steps"]:
+            return []
+        values = torch.tensor(progress["values"], dtype=torch.float64)
+        gains = correction_gains(values, self._damping, settings["negative_curvature"], settings["scaling"])
+        return gains.tolist()
+
+    def _moves(self) -> Iterator[Move]:
+        """Yield the parameters that have a gradient, with sign and weight decay applied to it."""
+        highest = max(float(group["lr"]) for group in self.param_groups)
+        for group in self.param_groups:
+            lr = float(group["lr"])
+            if lr == 0 and highest > 0:
+                continue  # Frozen: it neither moves nor counts in the norm of the update.
+            for param in group["params"]:
+                if param.grad is not None:
+                    yield Move(
+                        param,
+                        directed_gradient(param, group),
+                        self._vectors(param),
+                        lr=lr,
+                        momentum=group["momentum"],
+                        shrinkage=lr * group["weight_decay"] if group["decoupled_weight_decay"] else 0.0,
+                        rate=math.sqrt(lr / highest) if highest > 0 else 1.0,
+                        state=self.state[param],
+                    )
+
+    def _vectors(self, param: Tensor) -> list[Tensor]:
+        """Return the parameter's share of the sketch, zeros before there is one, so that a checkpoint has its place."""
+        state, rank = self.state[param], self._settings["rank"]
+        for index in range(rank):
+            if f"vector_{index}" not in state:
+                state[f"vector_{index}"] = torch.zeros(param.shape, dtype=sketch_dtype([param]), device=param.device)
+        return [state[f"vector_{index}"] for index in range(rank)] if self._progress["refreshed_at"] >= 0 else []
+
+    def _check_freshness(self) -> None:
+        settings, progress = self._settings, self._progress
+        is_moving = any(float(group["lr"]) != 0 for group in self.param_groups)
+        if settings["rank"] == 0 or progress["steps"] < settings["warmup_steps"] or not is_moving:
+            return
+        if progress["attempts"] == 0:
+            raise RuntimeError(
+                "step() has no curvature to use: call optimizer.refresh_if_due(loss) before loss.backward(), in every "
+                "iteration (or set rank=0 for first-order steps)"
+            )
+        age = progress["steps"] - progress["attempted_at"]
+        if age >= 2 * settings["refresh_every"]:
+            self._warn_once(
+                "age",
+                f"the sketch of the curvature is {age} steps old, with refresh_every={settings['refresh_every']}; "
+                "call optimizer.refresh_if_due(loss) in every iteration",
+            )
+
+    def _warn_once(self, kind: str, message: str) -> None:
+        if kind not in self._progress["has_warned"]:
+            self._progress["has_warned"].append(kind)
+            warnings.warn(message, stacklevel=3)
+
+
+def operator_for(source: Source, params: Sequence[Tensor]) -> ParameterOperator:
+    """Return the source as an operator on exactly these parameters, in their order."""
+    if isinstance(source, Tensor) or not isinstance(source, ParameterOperator):
+        return Hessian(source, params)  # type: ignore[arg-type]  # Hessian says what else it cannot take.
+    theirs = {id(p) for p in source.params}
+    ours = {id(p) for p in params}
+    if theirs != ours:
+        raise ValueError(
+            "the operator must act on exactly the optimizer's trainable parameters; it lacks "
+            f"{len(ours - theirs)} of them and has {len(theirs - ours)} others; pass params=[...] when building it"
+        )
+    is_in_order = all(a is b for a, b in zip(source.params, params, strict=True))
+    return source if is_in_order else Reordered(source, params)
+
+
+def directed_gradient(param: Tensor, group: dict[str, Any]) -> Tensor:
+    """Return the gradient with its sign and, unless it is decoupled, the weight decay."""
+    assert param.grad is not None
+    if param.grad.is_sparse:
+        raise ValueError("CAO needs dense gradients, got a sparse one; build the embedding with sparse=False")
+    gradient = -param.grad if group["maximize"] else param.grad
+    if group["weight_decay"] == 0 or group["decoupled_weight_decay"]:
+        return gradient
+    return gradient.add(param, alpha=group["weight_decay"])
+
+
+def automatic_damping(values: Tensor, dtype: torch.dtype, previous: float) -> float:
+    """Return the smallest captured |λ|, at least ε times the largest; the previous damping if all are zero."""
+    magnitudes = values.abs()
+    largest = float(magnitudes.max())
+    return max(float(magnitudes.min()), torch.finfo(dtype).eps * largest) if largest > 0 else previous
+
+
+def sketch_dtype(params: Sequence[Tensor]) -> torch.dtype:
+    """Return the precision of the sketch: float64 for float64 parameters, else float32."""
+    return torch.float64 if any(p.dtype == torch.float64 for p in params) else torch.float32

@@ -1,0 +1,75 @@
+"""What CAO's settings and parameters must satisfy, checked once, at the border."""
+
+import sys
+from collections.abc import Sequence
+from typing import Any, Literal, TypeAlias, get_args
+
+from torch import Tensor
+
+from cao.preconditioner import NegativeCurvature, Scaling
+
+Eigensolver: TypeAlias = Literal["subspace", "lanczos"]
+
+# What the groups of one optimizer share, because there is one sketch over all of them.
+SKETCH_SETTINGS = (
+    "rank", "refresh_every", "damping", "power_iterations", "tolerance", "warm_start", "eigensolver",
+    "negative_curvature", "scaling", "max_update_norm", "warmup_steps", "maximize", "seed",
+)  # fmt: skip
+
+
+def check_settings(settings: dict[str, Any]) -> None:
+    """Refuse settings that cannot work, saying what was wrong and what was got."""
+    for name, is_fine, wanted in (
+        ("lr", settings["lr"] >= 0, "nonnegative"),
+        ("rank", settings["rank"] >= 0, "nonnegative"),
+        ("refresh_every", settings["refresh_every"] >= 1, "at least 1"),
+        ("damping", settings["damping"] == "auto" or is_positive(settings["damping"]), 'positive or "auto"'),
+        ("power_iterations", settings["power_iterations"] >= 0, "nonnegative"),
+        ("tolerance", settings["tolerance"] is None or settings["tolerance"] > 0, "positive or None"),
+        ("max_update_norm", settings["max_update_norm"] is None or settings["max_update_norm"] > 0, "positive or None"),
+        ("momentum", 0 <= settings["momentum"] < 1, "at least 0 and below 1"),
+        ("weight_decay", settings["weight_decay"] >= 0, "nonnegative"),
+        ("warmup_steps", settings["warmup_steps"] >= 0, "nonnegative"),
+        *(
+            (name, settings[name] in get_args(options), f"one of {', '.join(get_args(options))}")
+            for name, options in (
+                ("eigensolver", Eigensolver),
+                ("negative_curvature", NegativeCurvature),
+                ("scaling", Scaling),
+            )
+        ),
+    ):
+        if not is_fine:
+            raise ValueError(f"{name} must be {wanted}, got {settings[name]!r}")
+    if settings["damping"] == "auto":
+        check_automatic_damping(settings)
+
+
+def is_positive(value: object) -> bool:
+    """Whether the value is a positive number."""
+    return isinstance(value, int | float) and value > 0
+
+
+def check_automatic_damping(settings: dict[str, Any]) -> None:
+    """Refuse settings with which the automatic damping has no meaning."""
+    for name, is_fine, wanted in (
+        ("rank", settings["rank"] >= 1, "at least 1"),
+        ("scaling", settings["scaling"] == "inverse-damping", '"inverse-damping"'),
+        ("negative_curvature", settings["negative_curvature"] != "signed", '"magnitude" or "clip"'),
+        ("warmup_steps", settings["warmup_steps"] == 0, "0"),
+    ):
+        if not is_fine:
+            raise ValueError(f'damping="auto" needs {name} to be {wanted}, got {settings[name]!r}')
+
+
+def check_parameters(params: Sequence[Tensor]) -> None:
+    """Refuse parameters that one sketch cannot cover."""
+    devices = {str(p.device) for p in params}
+    if len(devices) > 1:
+        raise ValueError(f"all parameters must be on one device, got {', '.join(sorted(devices))}")
+    tensor_module = sys.modules.get("torch.distributed.tensor")
+    for param in params:
+        if param.is_complex():
+            raise ValueError(f"parameters must be real, got one of {param.dtype}; use torch.view_as_real")
+        if tensor_module is not None and isinstance(param, tensor_module.DTensor):
+            raise ValueError("sharded parameters (DTensor) are not supported yet; use DistributedDataParallel")
