@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -14,6 +14,7 @@ Which = Literal["magnitude", "algebraic"]
 ROWS_AT_ONCE = 1 << 16
 
 
+@runtime_checkable
 class SymmetricOperator(Protocol):
     """Anything that multiplies a block of columns: a dense matrix, a Hessian, a Gauss-Newton matrix."""
 
