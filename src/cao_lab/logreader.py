@@ -1,0 +1,189 @@
+"""A folder of logs as tables: what ran, what every epoch gave, and what is missing or broken."""
+
+import io
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from pandas import DataFrame
+
+from cao_lab.protocol import PROBING_SUITES
+
+FORMAT = 1
+RUN_KEY = ["suite", "task", "label", "seed"]
+ENDED = ("finished", "diverged")
+EPOCH_COLUMNS = [
+    "epoch", "step", "train_loss", "train_accuracy", "test_loss", "test_accuracy", "lr", "train_seconds",
+    "peak_memory_mib", "peak_memory_source", "gradient_evaluations", "hessian_products", "refreshes",
+]  # fmt: skip
+REFRESH_COLUMNS = [
+    "step", "epoch", "index", "eigenvalue", "residual", "is_captured", "damping", "hessian_products",
+]  # fmt: skip
+OPTIMIZER_FIELDS = {
+    "name": "optimizer", "lr": "base_lr", "momentum": "momentum", "rank": "rank", "damping": "damping",
+    "refresh_every": "refresh_every", "scaling": "scaling", "sketch": "sketch", "nesterov": "nesterov",
+}  # fmt: skip
+CONFIG_FIELDS = {"dataset": "dataset", "model": "model", "epochs": "budget", "curvature": "curvature"}
+NUMBERS = ["seed", "base_lr", "momentum", "rank", "damping", "refresh_every", "budget", "steps_per_epoch"]
+
+
+class ReportError(Exception):
+    """Nothing to report on, said in one line."""
+
+
+@dataclass(frozen=True)
+class Logs:
+    """Everything that a folder of logs holds."""
+
+    runs: DataFrame
+    """One row a run: its path, configuration, provenance and state."""
+    epochs: DataFrame
+    """One row an epoch of a run, with the run's columns repeated, and `seconds` since its start."""
+    refreshes: DataFrame
+    """One row an eigenvalue, with the run's columns repeated."""
+    theory: DataFrame
+    bench: DataFrame
+    missing: tuple[str, ...]
+    """One sentence for everything that is not as it should be."""
+
+
+def load_logs(folder: Path) -> Logs:
+    """Read every run below a folder; a damaged run costs itself and a sentence, never the report."""
+    missing: list[str] = []
+    found = [run for path in run_folders(folder) if (run := load_run(path, folder, missing)) is not None]
+    if not found:
+        hint = f" ({missing[0]})" if missing else ""
+        raise ReportError(f"no runs in {folder}{hint}: run `cao suite demo` first, or name another folder")
+    runs = DataFrame([run for run, _, _ in found]).sort_values(RUN_KEY, ignore_index=True)
+    runs[NUMBERS] = runs[NUMBERS].apply(pd.to_numeric, errors="coerce")
+    epochs = joined(runs, [(run, epochs) for run, epochs, _ in found], EPOCH_COLUMNS)
+    epochs["seconds"] = epochs.groupby(RUN_KEY)["train_seconds"].cumsum()
+    runs = with_progress(runs, epochs)
+    missing += [*unfinished(runs), *missing_seeds(runs)]
+    refreshes = joined(runs, [(run, refreshes) for run, _, refreshes in found], REFRESH_COLUMNS)
+    return Logs(runs, epochs, refreshes, load_theory(folder), load_bench(folder, missing), tuple(missing))
+
+
+def load_runs(folder: Path) -> DataFrame:
+    """Return the tidy table of all runs: one row an epoch, with the run's configuration beside it."""
+    return load_logs(folder).epochs
+
+
+def run_folders(folder: Path) -> list[Path]:
+    """Return the folders below that hold a part of a run, in a fixed order."""
+    if not folder.is_dir():
+        raise ReportError(f"{folder} is not a folder: name the one that holds the logs")
+    return sorted({path.parent for name in ("run.json", "epochs.csv") for path in folder.rglob(name)})
+
+
+def load_run(path: Path, folder: Path, missing: list[str]) -> tuple[dict[str, Any], DataFrame, DataFrame] | None:
+    """Return a run's row, epochs and refreshes, or nothing if what it was cannot be known."""
+    name = path.relative_to(folder).as_posix()
+    try:
+        header = json.loads((path / "run.json").read_text(encoding="utf-8"))
+        run = run_row(header)
+    except FileNotFoundError:
+        missing.append(f"{name}: no run.json, left out")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        missing.append(f"{name}: run.json cannot be read ({error or type(error).__name__}), left out")
+    else:
+        epochs = load_table(path / "epochs.csv", EPOCH_COLUMNS, name, missing)
+        refreshes = load_table(path / "refreshes.csv", REFRESH_COLUMNS, name, missing)
+        return run, epochs, refreshes
+    return None
+
+
+def run_row(header: dict[str, Any]) -> dict[str, Any]:
+    """Flatten run.json into one row; fields of other optimizers are empty."""
+    if header["format"] != FORMAT:
+        raise ValueError(f"format {header['format']}, this reader knows {FORMAT}")
+    config, optimizer = header["config"], header["config"]["optimizer"]
+    row = {key: header[key] for key in RUN_KEY} | {"status": header["status"]}
+    row |= {column: optimizer.get(field) for field, column in OPTIMIZER_FIELDS.items()}
+    row |= {column: config.get(field) for field, column in CONFIG_FIELDS.items()}
+    # A CAO log from before a control existed means the control's neutral value.
+    if row["optimizer"] == "cao":
+        row |= {"sketch": row["sketch"] or "top", "momentum": row["momentum"] or 0.0}
+    for key in ("command", "git_commit", "device", "threads", "message", "parameters", "steps_per_epoch"):
+        row[key] = header.get(key)
+    row["versions"] = ", ".join(f"{name} {version}" for name, version in (header.get("versions") or {}).items())
+    return row | {"has_ended": header["status"] in ENDED}
+
+
+def load_table(path: Path, columns: list[str], name: str, missing: list[str]) -> DataFrame:
+    """Read a CSV of which the last line may be torn, which is dropped: its last number may lack digits."""
+    text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+    whole, newline, rest = text.rpartition("\n")
+    if rest:
+        missing.append(f"{name}: the last line of {path.name} is torn, dropped")
+    if not newline:
+        return DataFrame(columns=columns)
+    table = pd.read_csv(io.StringIO(whole), on_bad_lines="skip").reindex(columns=columns)
+    texts = ("peak_memory_source", "is_captured")
+    numbers = [column for column in columns if column not in texts]
+    table[numbers] = table[numbers].apply(pd.to_numeric, errors="coerce").astype(float)
+    return table.dropna(subset="epoch")
+
+
+def joined(runs: DataFrame, tables: list[tuple[dict[str, Any], DataFrame]], columns: list[str]) -> DataFrame:
+    """Stack the runs' tables and put each run's columns beside its rows."""
+    keyed = [table.assign(**{key: run[key] for key in RUN_KEY}) for run, table in tables if not table.empty]
+    stacked = pd.concat(keyed) if keyed else DataFrame(columns=columns + RUN_KEY)
+    # A refresh has a damping of its own, which under `damping="auto"` is the only one.
+    configured = runs.drop(columns=[column for column in columns if column in runs])
+    return stacked.merge(configured, on=RUN_KEY, validate="many_to_one").sort_values(
+        [*RUN_KEY, "epoch"], ignore_index=True, kind="stable"
+    )
+
+
+def with_progress(runs: DataFrame, epochs: DataFrame) -> DataFrame:
+    """Add how far each run came: epochs completed and its last finite train loss."""
+    finite = epochs[epochs["train_loss"].abs() < float("inf")]
+    progress = DataFrame(
+        {
+            "epochs_completed": epochs.groupby(RUN_KEY)["epoch"].max(),
+            "final_train_loss": finite.groupby(RUN_KEY)["train_loss"].last(),
+        }
+    )
+    runs = runs.merge(progress.reset_index(), on=RUN_KEY, how="left")
+    return runs.fillna({"epochs_completed": 0})
+
+
+def unfinished(runs: DataFrame) -> Iterator[str]:
+    """Say of every run that did not come to its end how far it came."""
+    for run in runs[runs["status"] != "finished"].itertuples():
+        reason = f" ({run.message})" if isinstance(run.message, str) else ""
+        done = f"{run.epochs_completed:.0f} of {run.budget:.0f} epochs"
+        yield f"{run.suite}/{run.task}/{run.label}/seed{run.seed}: {run.status} after {done}{reason}"
+
+
+def missing_seeds(runs: DataFrame) -> Iterator[str]:
+    """Say which seeds a label lacks that others of its task have; suites that search vary them on purpose."""
+    searched = runs["suite"].isin(PROBING_SUITES)
+    for (suite, task), group in runs[~searched].groupby(["suite", "task"]):
+        seeds = set(group["seed"])
+        for label, own in group.groupby("label")["seed"]:
+            if absent := sorted(seeds - set(own)):
+                numbers = ", ".join(str(seed) for seed in absent)
+                yield f"{suite}/{task}/{label}: {len(own)} of {len(seeds)} seeds, without {numbers}"
+
+
+def load_theory(folder: Path) -> DataFrame:
+    """Return the theory's table, empty if `cao theory` has not been run."""
+    path = folder / "theory.csv"
+    return pd.read_csv(path) if path.exists() and path.stat().st_size else DataFrame()
+
+
+def load_bench(folder: Path, missing: list[str]) -> DataFrame:
+    """Return the benchmark's rows, empty if `cao bench` has not been run."""
+    path = folder / "bench.json"
+    if not path.exists():
+        return DataFrame()
+    try:
+        return DataFrame(json.loads(path.read_text(encoding="utf-8")))
+    except ValueError as error:
+        missing.append(f"bench.json cannot be read ({error}), left out")
+        return DataFrame()

@@ -1,0 +1,142 @@
+"""From intervals to verdicts: the few rules that every claim is judged by."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+import pandas as pd
+from pandas import DataFrame
+
+from cao_lab.analysis import Interval, first_epoch_below, ratio_interval
+from cao_lab.logreader import Logs
+from cao_lab.protocol import RATIO_MARGIN, Thresholds, parts, thresholds_of
+
+
+class Verdict(StrEnum):
+    """What logs say about a claim."""
+
+    HOLDS = "holds"
+    FAILS = "does not hold"
+    RATE = "holds only because of the learning rate"
+    UNDECIDED = "undecided"
+    UNTESTED = "not tested here"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A verdict and the numbers behind it."""
+
+    verdict: Verdict
+    evidence: str
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The runs of one task in one suite, and who plays which part among them."""
+
+    suite: str
+    task: str
+    epochs: DataFrame
+    refreshes: DataFrame
+    thresholds: Thresholds | None
+    labels: dict[str, str]
+
+    def of(self, part: str) -> DataFrame:
+        """Return the epochs of one part, none if nobody plays it."""
+        return self.epochs[self.epochs["label"] == self.labels.get(part)]
+
+
+def untested(*absent: str) -> Finding:
+    """Return the finding for runs that are not there."""
+    return Finding(Verdict.UNTESTED, f"no ended runs of {' and '.join(absent)}")
+
+
+def said(ratio: Interval) -> str:
+    """Return an interval of ratios in words."""
+    if ratio.count < 2:
+        return f"{ratio.center:.2f}× (1 seed, no interval)"
+    return f"{ratio.center:.2f}× [{ratio.low:.2f}, {ratio.high:.2f}] over {ratio.count} seeds"
+
+
+def sooner(slow: DataFrame, fast: DataFrame, threshold: float) -> tuple[Interval, str]:
+    """Return how many times sooner one reaches the threshold, in epochs, with a note on seeds that never did.
+
+    Where only one of a pair reached it, the other counts with its whole budget: the ratio is then a bound that
+    understates the difference. Where neither did, the pair says nothing.
+    """
+    first, second = (first_epoch_below(part, threshold).set_index("seed") for part in (slow, fast))
+    pairs = first.add_suffix("_slow").join(second.add_suffix("_fast"), how="inner")
+    either = pairs["epoch_slow"].notna() | pairs["epoch_fast"].notna()
+    ends = [pairs[f"crossing_epoch_{side}"].fillna(pairs[f"budget_{side}"]) for side in ("slow", "fast")]
+    counts = [f"{pairs[f'epoch_{side}'].count()} of {len(pairs)}" for side in ("slow", "fast")]
+    all_reached = bool(pairs[["epoch_slow", "epoch_fast"]].notna().all(axis=None))
+    note = "" if all_reached else f" (threshold reached on {counts[1]} seeds against {counts[0]}: a bound)"
+    return ratio_interval(ends[0][either], ends[1][either]), note
+
+
+def direction(ratio: Interval) -> Verdict:
+    """Return holds if the whole interval lies above 1, does not hold if below, else undecided."""
+    if ratio.low > 1:
+        return Verdict.HOLDS
+    return Verdict.FAILS if ratio.high <= 1 else Verdict.UNDECIDED
+
+
+def equality(found: Interval, low: float, high: float) -> Verdict:
+    """Return holds if the interval lies inside the margin, does not hold if wholly outside, else undecided."""
+    if low <= found.low and found.high <= high:
+        return Verdict.HOLDS
+    return Verdict.FAILS if found.high < low or found.low > high else Verdict.UNDECIDED
+
+
+def with_control(gain: Interval, control: Interval) -> Verdict:
+    """Weigh a gain against what the control at the same effective rate needs, as a ratio to CAO.
+
+    The control does as well if with confidence it needs at most 10 % more than CAO.
+    """
+    if direction(gain) is not Verdict.HOLDS:
+        return direction(gain)
+    if control.high <= RATIO_MARGIN:
+        return Verdict.RATE
+    return Verdict.HOLDS if control.low > 1 else Verdict.UNDECIDED
+
+
+def all_of(verdicts: Iterable[Verdict]) -> Verdict:
+    """Return the verdict on a claim with several parts: the worst of theirs."""
+    order = (Verdict.FAILS, Verdict.UNDECIDED, Verdict.UNTESTED, Verdict.RATE, Verdict.HOLDS)
+    return min(verdicts, key=order.index, default=Verdict.UNTESTED)
+
+
+def can_tell(setting: Setting, names: Iterable[str], threshold: float) -> bool:
+    """Say whether no run reached a threshold in its first epoch, where its crossing cannot be placed."""
+    hits = pd.concat([first_epoch_below(setting.of(name), threshold) for name in names])
+    return not (hits["epoch"] <= 1).any()
+
+
+def compare(setting: Setting, slow: str, control: str, threshold: float) -> Finding:
+    """Judge whether CAO reaches a threshold sooner than another, and not by its rate alone."""
+    fast = setting.of("cao")
+    if fast.empty or setting.of(slow).empty:
+        return untested(f"CAO and {slow}")
+    if not can_tell(setting, ("cao", slow, control), threshold):
+        return Finding(Verdict.UNDECIDED, f"train loss {threshold:g} was reached in a first epoch: too soon to tell")
+    gain, note = sooner(setting.of(slow), fast, threshold)
+    if gain.count == 0:
+        return Finding(Verdict.UNDECIDED, f"train loss {threshold:g} was reached by neither on any common seed")
+    evidence = f"train loss {threshold:g}: {said(gain)} sooner than {setting.labels[slow]}{note}"
+    if setting.of(control).empty:
+        verdict = Verdict.UNDECIDED if direction(gain) is Verdict.HOLDS else direction(gain)
+        return Finding(verdict, f"{evidence}; no control at the same effective rate")
+    rival, rival_note = sooner(setting.of(control), fast, threshold)
+    against = f"{said(rival)} against the control {setting.labels[control]}{rival_note}"
+    return Finding(with_control(gain, rival), f"{evidence}; {against}")
+
+
+def settings(logs: Logs) -> list[Setting]:
+    """Return every task of every suite, in order, with its parts recognised."""
+    found = []
+    for (suite, task), epochs in logs.epochs.groupby(["suite", "task"]):
+        refreshes = logs.refreshes[(logs.refreshes["suite"] == suite) & (logs.refreshes["task"] == task)]
+        runs = logs.runs[(logs.runs["suite"] == suite) & (logs.runs["task"] == task) & logs.runs["has_ended"]]
+        levels = thresholds_of(str(suite), str(task), epochs)
+        found.append(Setting(str(suite), str(task), epochs, refreshes, levels, parts(runs, str(suite))))
+    return found
