@@ -1,0 +1,129 @@
+"""The command `cao`: train · suite · report · theory · data.
+
+Each command imports what it needs when it runs, so that `cao --help` and `cao report` do not wait for torch.
+"""
+
+# ruff: noqa: PLC0415
+
+import shlex
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Literal, NoReturn
+
+import tyro
+
+from cao_lab.config import Execution, RunConfig
+
+WRONG_INPUT = 2
+
+
+def train(config: RunConfig, execution: Execution) -> int:
+    """Train one model with one optimizer; started again, it goes on from where it was stopped."""
+    from cao_lab.session import run
+
+    outcome = run(config, execution)
+    print(outcome.message)
+    if outcome.status == "interrupted":
+        print(f"to go on: {shlex.join(['cao', *sys.argv[1:]])}")
+    return outcome.exit_code
+
+
+def suite(
+    name: tyro.conf.Positional[str],
+    /,
+    jobs: int = 1,
+    dry_run: bool = False,
+    execution: Execution = Execution(),  # noqa: B008  # frozen
+) -> int:
+    """Run the experiments of a suite that are not finished yet.
+
+    Args:
+        name: demo, paper, sensitivity, mini, mini-tuned, stable-range, ill-conditioned, or path.py:NAME.
+        jobs: Runs at a time; the cores are divided among them.
+        dry_run: List the runs with an estimate of their time, and run nothing.
+        execution: Where and how the runs are carried out.
+    """
+    from cao_lab.runner import list_runs, run_suite
+
+    return list_runs(name, execution, jobs) if dry_run else run_suite(name, execution, jobs)
+
+
+def report(logs: Path = Path("logs"), out: Path = Path("report")) -> int:
+    """Make figures, tables, the audit of the paper's claims and a page out of logs.
+
+    Args:
+        logs: Folder of all logs.
+        out: Folder to write to.
+    """
+    from cao_lab.report import write_report
+
+    print(write_report(logs, out))
+    return 0
+
+
+def theory(logs: Path = Path("logs"), out: Path = Path("logs")) -> int:
+    """Check each statement of the paper's theory by numbers.
+
+    Args:
+        logs: Folder of all logs.
+        out: Folder to write theory.csv to.
+    """
+    from cao_lab.theory import check_theory
+
+    print(check_theory(logs, out).to_string(index=False))
+    return 0
+
+
+def data(
+    dataset: tyro.conf.Positional[Literal["cifar10", "cifar100"]],
+    /,
+    data_dir: Annotated[Path, tyro.conf.arg(help="Folder to put the dataset into.")],
+    url: Annotated[str | None, tyro.conf.arg(help="Where the official archive is, if not at its home.")] = None,
+) -> int:
+    """Download the official archive of a dataset, check it, unpack it and load it once."""
+    from cao_lab.download import download
+
+    print(download(dataset, data_dir, url))
+    return 0
+
+
+COMMANDS: dict[str, Callable[..., int]] = {
+    "train": train,
+    "suite": suite,
+    "report": report,
+    "theory": theory,
+    "data": data,
+}
+
+# `cao train sgd --lr 1`, not `cao train config.optimizer:sgd-config --config.optimizer.lr 1`.
+SHORT_NAMES = (
+    tyro.conf.OmitArgPrefixes,
+    tyro.conf.OmitSubcommandPrefixes,
+    tyro.conf.CascadeSubcommandArgs,
+)
+
+
+def main(arguments: list[str] | None = None) -> NoReturn:
+    """Run a command; what the user can put right is told in one line."""
+    try:
+        code = tyro.extras.subcommand_cli_from_dict(
+            COMMANDS,
+            prog="cao",
+            description="CAO, its laboratory and its evidence.",
+            args=arguments,
+            config=SHORT_NAMES,
+        )
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except Exception as error:
+        if not is_expected(error):
+            raise
+        print(f"cao: {error}", file=sys.stderr)
+        sys.exit(WRONG_INPUT)
+    sys.exit(code)
+
+
+def is_expected(error: Exception) -> bool:
+    """Whether the error speaks to the user rather than to a programmer: ours, or the file system's."""
+    return isinstance(error, OSError | ValueError) or type(error).__module__.startswith("cao_lab")

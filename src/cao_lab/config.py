@@ -1,0 +1,182 @@
+"""What a run is: a frozen dataclass that is the command line, the log's header and its path at once."""
+
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, Literal
+
+from cao_lab.optimizer_config import CAOConfig, LBFGSConfig, OptimizerConfig, optimizer_configs
+
+# Written out, because the modules that implement them import torch and the command line must not wait for it.
+DatasetName = Literal["digits", "cifar10", "cifar100", "breast-cancer", "diabetes"]
+ModelName = Literal["resnet18", "resnet34", "linear", "mlp", "autoencoder"]
+
+AT_LEAST_ONE = ("epochs", "width", "train_samples", "batch_size", "curvature_samples", "curvature_part")
+NOT_NEGATIVE = ("seed", "l2", "monitor_curvature")
+
+
+class ConfigError(Exception):
+    """A run that cannot be meant; no ValueError, which tyro would put into words of its own."""
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """One training run. Everything that decides its numbers is here, and is written into its log."""
+
+    optimizer: OptimizerConfig
+    """The optimizer and its settings."""
+    dataset: DatasetName = "digits"
+    """All but CIFAR come with scikit-learn; for CIFAR see `cao data --help`."""
+    model: ModelName = "mlp"
+    """linear is least squares, logistic or softmax regression, as the data ask for."""
+    seed: int = 0
+    """Seed of the weights, of the order of batches, of crops and flips."""
+    epochs: int = 20
+    """Passes over the training set."""
+    width: int = 64
+    """Channels of a ResNet's first stage (64 is the paper's), units of a hidden layer."""
+    train_samples: int | None = None
+    """Train on a fixed class-balanced subset of this many samples."""
+    batch_size: int | None = 128
+    """Samples in a step; None takes the whole training set."""
+    l2: float = 0.0
+    """Adds l2/2·‖θ‖² to the objective, and to the logged losses with it."""
+    schedule: Literal["constant", "cosine", "step"] = "constant"
+    """Learning rate: constant (the paper), cosine to 0, or a tenth after 1/2 and again after 3/4."""
+    precision: Literal["fp32", "bf16", "fp64"] = "fp32"
+    """Single precision, bfloat16 by autocast, or double precision."""
+    curvature: Literal["hessian", "gauss-newton"] = "hessian"
+    """Which matrix is sketched and watched."""
+    curvature_samples: int | None = None
+    """Samples it is taken over; None takes the training batch itself."""
+    curvature_part: int = 128
+    """Samples of one part, where curvature-samples has to be taken in parts."""
+    monitor_curvature: int = 0
+    """Log this many eigenvalues at the start of every epoch, whatever the optimizer."""
+    suite: str = "runs"
+    """First folder of the log's path."""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be meant."""
+        for field in AT_LEAST_ONE:
+            value = getattr(self, field)
+            if value is not None and value < 1:
+                raise ConfigError(f"{field} must be at least 1, got {value}")
+        for field in NOT_NEGATIVE:
+            if getattr(self, field) < 0:
+                raise ConfigError(f"{field} must not be negative, got {getattr(self, field)}")
+        if isinstance(self.optimizer, LBFGSConfig) and self.batch_size is not None:
+            raise ConfigError("lbfgs needs the whole training set in a step: add --batch-size None")
+        if not self.suite or Path(self.suite).is_absolute() or ".." in Path(self.suite).parts:
+            raise ConfigError(f"suite must be a folder name, got {self.suite!r}")
+
+    @property
+    def task(self) -> str:
+        """The problem that is solved, whatever solves it: cifar100-resnet18w16-n5000."""
+        width = f"w{self.width}" if self.width != 64 else ""
+        parts = [self.dataset, self.model + width]
+        if self.train_samples is not None:
+            parts.append(f"n{self.train_samples}")
+        if self.batch_size != 128:
+            parts.append("full" if self.batch_size is None else f"b{self.batch_size}")
+        if self.l2:
+            parts.append(f"l2={self.l2:g}")
+        return "-".join(parts)
+
+    @property
+    def label(self) -> str:
+        """The method: the optimizer, and the fields in which it differs from the defaults."""
+        method = {"schedule", "precision", "curvature", "curvature_samples"}
+        changed = [text for field, text in changed_fields(self) if field in method]
+        return "-".join([optimizer_label(self.optimizer), *changed])
+
+    @property
+    def folder(self) -> Path:
+        """Where the log lies below the folder of all logs."""
+        return Path(self.suite, self.task, self.label, f"seed{self.seed}")
+
+
+@dataclass(frozen=True)
+class Execution:
+    """Where and how a run is carried out: none of this is part of what the run is."""
+
+    logs: Path = Path("logs")
+    """Folder of all logs."""
+    data_dir: Path | None = None
+    """Folder with the CIFAR pickles; $CAO_DATA if not given."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where to compute; auto takes a GPU if there is one."""
+    threads: int | None = None
+    """Threads of torch; as many as it likes if not given."""
+    checkpoint_minutes: float = 5.0
+    """Save within an epoch after this many minutes; after an epoch it is saved anyway."""
+    tensorboard: bool = False
+    """Write the rows of the log for TensorBoard too, into the run's folder."""
+
+
+def optimizer_label(optimizer: OptimizerConfig) -> str:
+    """Name the optimizer by what is not default in it; CAO always by its rank."""
+    rank = [f"rank{optimizer.rank}"] if isinstance(optimizer, CAOConfig) else []
+    changed = [text for field, text in changed_fields(optimizer) if field != "rank"]
+    return "-".join([optimizer.name, *rank, *changed])
+
+
+def changed_fields(config: Any) -> list[tuple[str, str]]:
+    """Return the fields that differ from their defaults, each with its part of a label."""
+    pairs = [(field.name, getattr(config, field.name), field.default) for field in fields(config)]
+    return [(name, label_part(name, value)) for name, value, default in pairs if value != default]
+
+
+def label_part(field: str, value: object) -> str:
+    """Return rank3 for a number, scaling=unit for a word."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return f"{field}{value:g}" if is_number else f"{field}={str(value).lower()}"
+
+
+def config_to_dict(config: RunConfig) -> dict[str, Any]:
+    """Return the config as plain data for JSON."""
+    return asdict(config)
+
+
+def config_from_dict(data: dict[str, Any]) -> RunConfig:
+    """Rebuild a config from `config_to_dict`; fields that a later version added take their defaults."""
+    try:
+        optimizer = dict(data["optimizer"])
+        kind = optimizer_configs()[optimizer["name"]]
+        return RunConfig(**{**data, "optimizer": kind(**optimizer)})
+    except (KeyError, TypeError) as error:
+        raise ConfigError(f"not the config of a run: {error}") from error
+
+
+def differences(old: RunConfig, new: RunConfig) -> list[str]:
+    """Say in which fields two configs differ, one line each."""
+    before, after = flat(old), flat(new)
+    return [
+        f"{name}: {before.get(name)!r} in the log, {after.get(name)!r} now"
+        for name in before | after
+        if before.get(name) != after.get(name)
+    ]
+
+
+def flat(config: RunConfig) -> dict[str, Any]:
+    """Return all fields in one dictionary, the optimizer's own with a prefix."""
+    data = config_to_dict(config)
+    optimizer = data.pop("optimizer")
+    return {"optimizer": optimizer.pop("name")} | {f"optimizer.{k}": v for k, v in optimizer.items()} | data
+
+
+def command_line(config: RunConfig) -> str:
+    """Return the `cao train` line that repeats the run."""
+    flags = [flag(field.name, config) for field in fields(config) if field.name != "optimizer"]
+    flags += [flag(field.name, config.optimizer) for field in fields(config.optimizer) if field.name != "name"]
+    return " ".join(["cao train", config.optimizer.name, *filter(None, flags)])
+
+
+def flag(field: str, config: Any) -> str:
+    """Return `--field value` where it is not the default, and nothing otherwise."""
+    value = getattr(config, field)
+    if value == next(entry.default for entry in fields(config) if entry.name == field):
+        return ""
+    name = field.replace("_", "-")
+    if isinstance(value, bool):
+        return f"--{name}" if value else f"--no-{name}"
+    return f"--{name} {value}"
