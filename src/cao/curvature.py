@@ -9,10 +9,9 @@ import torch.distributed as dist
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.autograd import forward_ad
-from torch.func import functional_call
 from torch.nn.parallel import DistributedDataParallel
 
-from cao.isolation import isolated_forward
+from cao.isolation import isolated_forward, replaced_parameters
 
 LossFunction: TypeAlias = Callable[[], Tensor | Iterable[Tensor]]
 Gradient: TypeAlias = Sequence[Tensor | None]
@@ -96,19 +95,18 @@ class GaussNewton:
         self.model: nn.Module = model.module if isinstance(model, DistributedDataParallel) else model
         self.inputs = inputs
         self.loss_of_outputs = loss_of_outputs
-        names = {parameter: name for name, parameter in self.model.named_parameters()}
-        self.params = [p for p in names if p.requires_grad] if params is None else list(params)
-        unknown = [tuple(p.shape) for p in self.params if p not in names]
+        known = list(self.model.parameters())
+        self.params = [p for p in known if p.requires_grad] if params is None else list(params)
+        unknown = [tuple(p.shape) for p in self.params if not any(p is q for q in known)]
         if unknown:
             raise ValueError(f"params must be parameters of the model, got others of shapes {unknown}")
-        self._names = [names[parameter] for parameter in self.params]
         self._use_forward_mode = True
 
     def __matmul__(self, columns: Float[Tensor, "n k"]) -> Float[Tensor, "n k"]:
         """Return the product with each column: J by forward mode, ∇²ℓ at the outputs, Jᵀ by reverse mode."""
         product = zeros_of(self.params, columns)
         with isolated_forward(self.params[0].device):
-            outputs = self._outputs(self.inputs, {})
+            outputs = self._outputs()
         leaf = outputs.detach().requires_grad_()
         slope = gradient_graph(checked_loss(self.loss_of_outputs(leaf)), [leaf])
         for column, target in zip(columns.T, product.T, strict=True):
@@ -118,10 +116,11 @@ class GaussNewton:
                 add_flat(target, derivative([outputs], self.params, [weighted]), self.params)
         return product
 
-    def _outputs(self, inputs: Any, replaced: dict[str, Tensor]) -> Tensor:
-        args, kwargs = ((), inputs) if isinstance(inputs, Mapping) else (inputs, {})
-        args = args if isinstance(args, tuple) else (args,)
-        outputs = functional_call(self.model, replaced, args, dict(kwargs))
+    def _outputs(self) -> Tensor:
+        if isinstance(self.inputs, Mapping):
+            outputs = self.model(**self.inputs)
+        else:
+            outputs = self.model(*(self.inputs if isinstance(self.inputs, tuple) else (self.inputs,)))
         if not isinstance(outputs, Tensor):
             raise ValueError(
                 f"the model must return a tensor, got {type(outputs).__name__}; wrap it in a module that does"
@@ -143,9 +142,9 @@ class GaussNewton:
     def _forward_jacobian_product(self, direction: list[Tensor]) -> Tensor:
         device = self.params[0].device
         with isolated_forward(device), torch.no_grad(), forward_ad.dual_level():
-            dual = [forward_ad.make_dual(p.detach(), v) for p, v in zip(self.params, direction, strict=True)]
-            outputs = self._outputs(self.inputs, dict(zip(self._names, dual, strict=True)))
-            primal, tangent = forward_ad.unpack_dual(outputs)
+            dual = {p: forward_ad.make_dual(p.detach(), v) for p, v in zip(self.params, direction, strict=True)}
+            with replaced_parameters(self.model, dual):
+                primal, tangent = forward_ad.unpack_dual(self._outputs())
             return torch.zeros_like(primal) if tangent is None else tangent
 
 

@@ -1,8 +1,8 @@
-"""Run a model again as if nobody had: its buffers and all random streams come out as they went in."""
+"""Run a model again as if nobody had: its parameters, its buffers and all random streams come out as they went in."""
 
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -70,3 +70,22 @@ def cloned_buffers() -> Iterator[None]:
         handle.remove()
         for module, buffers in originals.items():
             module._buffers.update(buffers)
+
+
+@contextmanager
+def replaced_parameters(model: nn.Module, replacements: Mapping[Tensor, Tensor]) -> Iterator[None]:
+    """Let the model run on other tensors in place of some of its parameters, which then come back.
+
+    `torch.func.functional_call` would do, but it loses the parameter of a module that is registered twice.
+    """
+    originals = {module: dict(module._parameters) for module in model.modules()}
+    try:
+        for module, parameters in originals.items():
+            for name, parameter in parameters.items():
+                if parameter is not None and parameter in replacements:
+                    # A plain tensor may stand in a parameter's place; the annotation does not say so.
+                    module._parameters[name] = replacements[parameter]  # type: ignore[assignment]
+        yield
+    finally:
+        for module, parameters in originals.items():
+            module._parameters.update(parameters)
