@@ -25,7 +25,7 @@ def minimum(model: nn.Module, dataset: Dataset, l2: float) -> float:
     inputs, targets = next(batches(dataset, None, seed=0, epoch=0))
     inputs, targets = inputs.double(), targets.double() if targets.is_floating_point() else targets
     optimizer = torch.optim.LBFGS(
-        model.parameters(), max_iter=300, tolerance_grad=1e-9, tolerance_change=0, line_search_fn="strong_wolfe"
+        model.parameters(), max_iter=300, tolerance_grad=1e-9, tolerance_change=1e-14, line_search_fn="strong_wolfe"
     )
 
     def closure() -> Tensor:
