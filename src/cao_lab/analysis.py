@@ -3,9 +3,9 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
-import pandas as pd
 from pandas import DataFrame, Series
 from scipy import stats
 
@@ -35,23 +35,34 @@ def interval(values: Sequence[float]) -> Interval:
     center = float(np.mean(values)) if count else math.nan
     if count < 2:
         return Interval(center, math.nan, math.nan, count)
-    reach = float(stats.t.ppf((1 + CONFIDENCE) / 2, count - 1) * np.std(values, ddof=1) / math.sqrt(count))
+    reach = t_quantile(count - 1) * float(np.std(values, ddof=1)) / math.sqrt(count)
     return Interval(center, center - reach, center + reach, count)
+
+
+@cache
+def t_quantile(freedom: int) -> float:
+    """Return how many standard errors an interval reaches to either side."""
+    return float(stats.t.ppf((1 + CONFIDENCE) / 2, freedom))
 
 
 def ratio_interval(numerator: Series, denominator: Series) -> Interval:
     """Return the geometric mean of per-seed ratios and its interval: exp of the t-interval of their logs."""
-    pairs = pd.concat([numerator, denominator], axis=1, join="inner").dropna().to_numpy(dtype=float)
     # A run that diverged can stand for infinity; then the ends are unknown, as they should be.
     with np.errstate(invalid="ignore", divide="ignore"):
-        logs = interval(list(np.log(pairs[:, 0] / pairs[:, 1])))
-    return Interval(math.exp(logs.center), math.exp(logs.low), math.exp(logs.high), logs.count)
+        logs = interval([float(np.log(np.divide(left, right))) for left, right in paired(numerator, denominator)])
+        return Interval(float(np.exp(logs.center)), float(np.exp(logs.low)), float(np.exp(logs.high)), logs.count)
 
 
 def difference_interval(left: Series, right: Series) -> Interval:
     """Return the mean of per-seed differences and its interval."""
-    pairs = pd.concat([left, right], axis=1, join="inner").dropna().to_numpy(dtype=float)
-    return interval(list(pairs[:, 0] - pairs[:, 1]))
+    return interval([first - second for first, second in paired(left, right)])
+
+
+def paired(left: Series, right: Series) -> list[tuple[float, float]]:
+    """Return the values of two series that share an index (the seed), where both have one."""
+    others = dict(zip(right.index, right, strict=True))
+    pairs = [(value, others.get(key, math.nan)) for key, value in zip(left.index, left, strict=True)]
+    return [pair for pair in pairs if not any(math.isnan(value) for value in pair)]
 
 
 def product_prices(bench: DataFrame) -> dict[str, float]:
@@ -74,54 +85,46 @@ def first_epoch_below(epochs: DataFrame, threshold: float, prices: dict[str, flo
     taken of these, because at ten epochs one whole epoch is as large as the margin of ten per cent.
     """
     ended = epochs[epochs["has_ended"]].assign(gradient_cost=lambda table: gradient_cost(table, prices))
-    before = ended.groupby(RUN_KEY)[["epoch", "train_loss", "seconds"]].shift()
+    before = ended.groupby("run")[["epoch", "train_loss", "seconds"]].shift()
     excess = (threshold - ended["train_loss"]) / (before["train_loss"] - ended["train_loss"])
     # Before the first epoch there is no point to draw the line from, nor after a loss that was not finite.
     excess = excess.where(np.isfinite(before["train_loss"]), 0.0)
     for unit in ("epoch", "seconds"):
         ended[f"crossing_{unit}"] = ended[unit] - excess * (ended[unit] - before[unit]).fillna(0.0)
     units = ["epoch", "seconds", "gradient_cost", "crossing_epoch", "crossing_seconds"]
-    hits = ended[ended["train_loss"] <= threshold].drop_duplicates(RUN_KEY)
-    runs = ended.drop_duplicates(RUN_KEY)[[*RUN_KEY, "budget"]]
-    return runs.merge(hits[RUN_KEY + units], on=RUN_KEY, how="left")
+    hits = ended[ended["train_loss"] <= threshold].drop_duplicates("run").set_index("run")[units]
+    runs = ended.drop_duplicates("run")[["run", *RUN_KEY, "budget"]]
+    return runs.join(hits, on="run").reset_index(drop=True)
 
 
-def time_to_threshold(hits: DataFrame, baselines: dict[tuple[str, str], str]) -> DataFrame:
-    """Return one row a label: how many seeds reached the threshold, when, and the speedup over a baseline.
+def by_seed(rows: DataFrame, column: str) -> Series:
+    """Return one column of the runs of one label, with the seed as index."""
+    return Series(rows[column].to_numpy(), index=rows["seed"].to_numpy())
+
+
+def time_to_threshold(hits: DataFrame, baseline: str | None) -> DataFrame:
+    """Return one row a label of one task: how many seeds reached the threshold, when, and the speedup.
 
     The mean and std are over the seeds that reached it, and `reached` of `seeds` says how many those are. The
     speedup is the baseline's crossing over the label's, over seeds on which both reached the threshold.
     """
-    rows = []
+    reference, rows = hits[hits["label"] == baseline], []
     for key, group in hits.groupby(LABEL_KEY):
         row = dict(zip(LABEL_KEY, key, strict=True)) | {"seeds": len(group), "reached": group["epoch"].count()}
         for unit in ("epoch", "seconds", "gradient_cost"):
             row |= {f"{unit}_mean": group[unit].mean(), f"{unit}_std": group[unit].std()}
-        reference = of_baseline(hits, baselines, str(key[0]), str(key[1]))
         for unit in ("epoch", "seconds"):
-            row |= speedup(reference, group, unit)
+            crossing = f"crossing_{unit}"
+            speedup = ratio_interval(by_seed(reference, crossing), by_seed(group, crossing))
+            row |= {f"{unit}_speedup": speedup.center, f"{unit}_speedup_low": speedup.low}
+            row |= {f"{unit}_speedup_high": speedup.high, f"{unit}_speedup_pairs": speedup.count}
         rows.append(row)
     return DataFrame(rows)
 
 
-def of_baseline(rows: DataFrame, baselines: dict[tuple[str, str], str], suite: str, task: str) -> DataFrame:
-    """Return the rows of a task's baseline, none if it has no baseline."""
-    label = baselines.get((suite, task))
-    return rows[(rows["suite"] == suite) & (rows["task"] == task) & (rows["label"] == label)]
-
-
-def speedup(reference: DataFrame, group: DataFrame, unit: str) -> dict[str, float]:
-    """Return the paired speedup in one unit as columns of a table."""
-    crossing = f"crossing_{unit}"
-    found = ratio_interval(reference.set_index("seed")[crossing], group.set_index("seed")[crossing])
-    ends = {"mean": found.center, "low": found.low, "high": found.high, "pairs": found.count}
-    return {f"{unit}_speedup_{name}": value for name, value in ends.items()}
-
-
 def final_results(epochs: DataFrame) -> DataFrame:
     """Return one row an ended run: its last epoch's losses and accuracies, NaN if it diverged."""
-    ended = epochs[epochs["has_ended"]]
-    last = ended.groupby(RUN_KEY).tail(1).reset_index(drop=True)
+    last = epochs[epochs["has_ended"]].drop_duplicates("run", keep="last").reset_index(drop=True)
     last.loc[last["status"] == "diverged", CURVES] = math.nan
     return last[[*RUN_KEY, "status", "epoch", *CURVES]]
 
@@ -137,24 +140,26 @@ def run_costs(epochs: DataFrame) -> DataFrame:
 
     The median, because a first epoch pays for warm-up and a shared machine has interruptions.
     """
-    ended = epochs[epochs["has_ended"]].groupby(RUN_KEY)
-    costs = ended.agg(
-        seconds_per_epoch=("train_seconds", "median"),
-        peak_memory_mib=("peak_memory_mib", "max"),
-        peak_memory_source=("peak_memory_source", "last"),
+    ended = epochs[epochs["has_ended"]]
+    by_run = ended.groupby("run")
+    costs = DataFrame(
+        {
+            "seconds_per_epoch": by_run["train_seconds"].median(),
+            "peak_memory_mib": by_run["peak_memory_mib"].max(),
+            "peak_memory_source": by_run["peak_memory_source"].last(),
+        }
     )
-    return costs.reset_index()
+    return ended.drop_duplicates("run")[["run", *RUN_KEY]].join(costs, on="run").reset_index(drop=True)
 
 
-def cost_ratios(costs: DataFrame, baselines: dict[tuple[str, str], str]) -> DataFrame:
-    """Return one row a label: mean seconds an epoch and peak memory, and their paired ratios to a baseline."""
-    rows = []
+def cost_ratios(costs: DataFrame, baseline: str | None) -> DataFrame:
+    """Return one row a label of one task: mean seconds an epoch, peak memory, their paired ratios to a baseline."""
+    reference, rows = costs[costs["label"] == baseline], []
     for key, group in costs.groupby(LABEL_KEY):
         row = dict(zip(LABEL_KEY, key, strict=True)) | {"seeds": len(group)}
         row["peak_memory_source"] = group["peak_memory_source"].iloc[0]
-        reference = of_baseline(costs, baselines, str(key[0]), str(key[1])).set_index("seed")
         for unit in ("seconds_per_epoch", "peak_memory_mib"):
-            ratio = ratio_interval(group.set_index("seed")[unit], reference[unit])
+            ratio = ratio_interval(by_seed(group, unit), by_seed(reference, unit))
             row |= {unit: group[unit].mean(), f"{unit}_std": group[unit].std(), f"{unit}_ratio": ratio.center}
             row |= {f"{unit}_ratio_low": ratio.low, f"{unit}_ratio_high": ratio.high}
         rows.append(row)
@@ -192,12 +197,12 @@ def stable_windows(epochs: DataFrame) -> DataFrame:
 
 
 def sensitivity(epochs: DataFrame, threshold: float) -> DataFrame:
-    """Return one row a cell of damping × refresh interval: epochs to threshold, accuracy, seconds an epoch."""
+    """Return one row a run of a sweep over damping × refresh interval: epochs to threshold, accuracy, seconds."""
     swept = epochs[epochs["suite"] == "sensitivity"]
-    hits = first_epoch_below(swept, threshold).drop(columns="seconds")
-    cells = swept.drop_duplicates(RUN_KEY)[[*RUN_KEY, "damping", "refresh_every"]]
-    for table in (hits, final_results(swept)[[*RUN_KEY, "test_accuracy", "status"]], run_costs(swept)):
-        cells = cells.merge(table, on=RUN_KEY)
+    cells = first_epoch_below(swept, threshold).drop(columns="seconds")
+    knobs = swept.drop_duplicates("run").set_index("run")[["damping", "refresh_every"]]
+    finals = final_results(swept)[[*RUN_KEY, "test_accuracy", "status"]]
+    cells = cells.join(knobs, on="run").merge(finals, on=RUN_KEY).merge(run_costs(swept), on=["run", *RUN_KEY])
     return cells.sort_values(["task", "damping", "refresh_every", "seed"], ignore_index=True)
 
 
@@ -217,5 +222,5 @@ def undeclared_threshold(epochs: DataFrame) -> float:
 
     Halfway between the median first loss and the median last loss of all runs; no claim is judged by it.
     """
-    losses = epochs[np.isfinite(epochs["train_loss"]) & (epochs["train_loss"] > 0)].groupby(RUN_KEY)["train_loss"]
+    losses = epochs[np.isfinite(epochs["train_loss"]) & (epochs["train_loss"] > 0)].groupby("run")["train_loss"]
     return math.sqrt(float(losses.first().median()) * float(losses.last().median()))

@@ -21,7 +21,7 @@ from cao_lab.analysis import (
     sensitivity,
     stable_windows,
 )
-from cao_lab.logreader import RUN_KEY, Logs
+from cao_lab.logreader import RUN_KEY
 from cao_lab.protocol import ACCURACY_MARGIN, EARLY_SHARE, JUDGED_SUITES, PAPER_TASK, RATIO_MARGIN
 from cao_lab.verdicts import (
     Finding,
@@ -32,7 +32,6 @@ from cao_lab.verdicts import (
     direction,
     equality,
     said,
-    settings,
     sooner,
     untested,
     with_control,
@@ -73,10 +72,9 @@ def factor(setting: Setting) -> Finding:
     """Holds if the whole interval of Adam's epochs over CAO's (k = 1) is at least 2.95/1.1; does not hold if
     the whole interval is below that; undecided otherwise. It asks for the size of the gain, not for its cause.
     """
-    slow, fast = setting.of("adam"), setting.of("cao")
-    if slow.empty or fast.empty or setting.thresholds is None:
+    if not {"cao", "adam"} <= setting.labels.keys() or setting.thresholds is None:
         return untested("CAO and adam")
-    gain, note = sooner(slow, fast, setting.thresholds.primary)
+    gain, note = sooner(setting, "adam", "cao", setting.thresholds.primary)
     bar = 2.95 / RATIO_MARGIN
     verdict = Verdict.HOLDS if gain.low >= bar else Verdict.FAILS if gain.high < bar else Verdict.UNDECIDED
     return Finding(verdict, f"train loss {setting.thresholds.primary:g}: {said(gain)} sooner than Adam{note}")
@@ -139,12 +137,11 @@ def rank_insensitivity(setting: Setting) -> Finding:
     accuracy within ± 1 point of k = 1, by intervals; does not hold if one of the four intervals lies wholly
     outside its margin; undecided otherwise.
     """
-    reference = setting.of("cao")
-    if reference.empty or setting.of("rank3").empty or setting.of("rank5").empty or setting.thresholds is None:
+    if not {"cao", "rank3", "rank5"} <= setting.labels.keys() or setting.thresholds is None:
         return untested("CAO with k = 1, 3 and 5")
     verdicts, told = [], []
     for rank in ("rank3", "rank5"):
-        epochs, note = sooner(setting.of(rank), reference, setting.thresholds.primary)
+        epochs, note = sooner(setting, rank, "cao", setting.thresholds.primary)
         points = difference_interval(last_accuracy(setting, rank), last_accuracy(setting, "cao"))
         verdicts += [equality(epochs, 1 / RATIO_MARGIN, RATIO_MARGIN)]
         verdicts += [equality(points, -ACCURACY_MARGIN, ACCURACY_MARGIN)]
@@ -305,12 +302,12 @@ CLAIMS = (
 )  # fmt: skip
 
 
-def audit(logs: Logs) -> DataFrame:
+def audit(found: list[Setting]) -> DataFrame:
     """Judge every claim in every setting that speaks to it; the paper's own setting is always listed.
 
     One row a claim and setting: claim, statement, rule, suite, task, verdict, evidence.
     """
-    found, rows = settings(logs), []
+    rows = []
     for claim in CLAIMS:
         fitting = [one for one in found if one.suite in claim.suites and one.task.startswith(claim.tasks)]
         home = claim.suites[0]

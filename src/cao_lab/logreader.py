@@ -1,7 +1,8 @@
 """A folder of logs as tables: what ran, what every epoch gave, and what is missing or broken."""
 
-import io
+import csv
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,17 @@ OPTIMIZER_FIELDS = {
 }  # fmt: skip
 CONFIG_FIELDS = {"dataset": "dataset", "model": "model", "epochs": "budget", "curvature": "curvature"}
 NUMBERS = ["seed", "base_lr", "momentum", "rank", "damping", "refresh_every", "budget", "steps_per_epoch"]
+
+
+BESIDE = [
+    *RUN_KEY, "name", "status", "has_ended", "budget", "optimizer", "base_lr", "momentum", "rank", "damping",
+    "refresh_every", "scaling", "sketch", "curvature",
+]  # fmt: skip
+TEXTS = ("peak_memory_source", "is_captured")
+NAMES = {
+    "cao": "CAO", "sgd": "SGD", "adam": "Adam", "adamw": "AdamW", "lbfgs": "L-BFGS", "adahessian": "AdaHessian",
+    "soap": "SOAP", "muon": "Muon",
+}  # fmt: skip
 
 
 class ReportError(Exception):
@@ -57,13 +69,15 @@ def load_logs(folder: Path) -> Logs:
     if not found:
         hint = f" ({missing[0]})" if missing else ""
         raise ReportError(f"no runs in {folder}{hint}: run `cao suite demo` first, or name another folder")
-    runs = DataFrame([run for run, _, _ in found]).sort_values(RUN_KEY, ignore_index=True)
+    found.sort(key=lambda run: [run.row[key] for key in RUN_KEY])
+    runs = DataFrame([run.row for run in found])
+    runs["name"] = display_names(runs)
     runs[NUMBERS] = runs[NUMBERS].apply(pd.to_numeric, errors="coerce")
-    epochs = joined(runs, [(run, epochs) for run, epochs, _ in found], EPOCH_COLUMNS)
-    epochs["seconds"] = epochs.groupby(RUN_KEY)["train_seconds"].cumsum()
+    epochs = stacked([run.epochs for run in found], EPOCH_COLUMNS, runs)
+    epochs["seconds"] = epochs.groupby("run")["train_seconds"].cumsum()
     runs = with_progress(runs, epochs)
     missing += [*unfinished(runs), *missing_seeds(runs)]
-    refreshes = joined(runs, [(run, refreshes) for run, _, refreshes in found], REFRESH_COLUMNS)
+    refreshes = stacked([run.refreshes for run in found], REFRESH_COLUMNS, runs)
     return Logs(runs, epochs, refreshes, load_theory(folder), load_bench(folder, missing), tuple(missing))
 
 
@@ -79,20 +93,27 @@ def run_folders(folder: Path) -> list[Path]:
     return sorted({path.parent for name in ("run.json", "epochs.csv") for path in folder.rglob(name)})
 
 
-def load_run(path: Path, folder: Path, missing: list[str]) -> tuple[dict[str, Any], DataFrame, DataFrame] | None:
-    """Return a run's row, epochs and refreshes, or nothing if what it was cannot be known."""
+@dataclass(frozen=True)
+class RunFiles:
+    """One run as its files tell it, numbers still text."""
+
+    row: dict[str, Any]
+    epochs: list[list[str]]
+    refreshes: list[list[str]]
+
+
+def load_run(path: Path, folder: Path, missing: list[str]) -> RunFiles | None:
+    """Return what a run's folder holds, or nothing if what the run was cannot be known."""
     name = path.relative_to(folder).as_posix()
     try:
-        header = json.loads((path / "run.json").read_text(encoding="utf-8"))
-        run = run_row(header)
+        row = run_row(json.loads((path / "run.json").read_text(encoding="utf-8")))
     except FileNotFoundError:
         missing.append(f"{name}: no run.json, left out")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         missing.append(f"{name}: run.json cannot be read ({error or type(error).__name__}), left out")
     else:
-        epochs = load_table(path / "epochs.csv", EPOCH_COLUMNS, name, missing)
-        refreshes = load_table(path / "refreshes.csv", REFRESH_COLUMNS, name, missing)
-        return run, epochs, refreshes
+        epochs = load_rows(path / "epochs.csv", EPOCH_COLUMNS, name, missing)
+        return RunFiles(row, epochs, load_rows(path / "refreshes.csv", REFRESH_COLUMNS, name, missing))
     return None
 
 
@@ -113,43 +134,57 @@ def run_row(header: dict[str, Any]) -> dict[str, Any]:
     return row | {"has_ended": header["status"] in ENDED}
 
 
-def load_table(path: Path, columns: list[str], name: str, missing: list[str]) -> DataFrame:
+def display_names(runs: DataFrame) -> list[str]:
+    """Return what to call each run's method: its label without the fields that its siblings share.
+
+    Siblings are the runs of the same optimizer on the same task; CAO always keeps its rank.
+    """
+    # A field starts with its name, followed by `=` or a digit: `sketch=projected-out` and `lr1e-05` stay whole.
+    fields = [re.split(r"-(?=[a-z_]+(?:=|\d))", str(label))[1:] for label in runs["label"]]
+    siblings = [tuple(key) for key in runs[["suite", "task", "optimizer"]].to_numpy()]
+    names = []
+    for own, key, optimizer in zip(fields, siblings, runs["optimizer"], strict=True):
+        shared = set.intersection(*(set(other) for other, its in zip(fields, siblings, strict=True) if its == key))
+        rank = [f"k={field.removeprefix('rank')}" for field in own if re.fullmatch(r"rank\d+", field)]
+        kept = [spelled(field) for field in own if field not in shared and not re.fullmatch(r"rank\d+", field)]
+        names.append(" ".join([NAMES.get(str(optimizer), str(optimizer)), *rank]) + "".join(f", {one}" for one in kept))
+    return names
+
+
+def spelled(field: str) -> str:
+    """Return `sketch=random` as "sketch random" and `lr0.1` as "lr 0.1"."""
+    return re.sub(r"^([a-z_]+)=?", lambda match: match[1].replace("_", " ") + " ", field)
+
+
+def load_rows(path: Path, columns: list[str], name: str, missing: list[str]) -> list[list[str]]:
     """Read a CSV of which the last line may be torn, which is dropped: its last number may lack digits."""
     text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
-    whole, newline, rest = text.rpartition("\n")
+    whole, _, rest = text.rpartition("\n")
     if rest:
         missing.append(f"{name}: the last line of {path.name} is torn, dropped")
-    if not newline:
-        return DataFrame(columns=columns)
-    table = pd.read_csv(io.StringIO(whole), on_bad_lines="skip").reindex(columns=columns)
-    texts = ("peak_memory_source", "is_captured")
-    numbers = [column for column in columns if column not in texts]
-    table[numbers] = table[numbers].apply(pd.to_numeric, errors="coerce").astype(float)
-    return table.dropna(subset="epoch")
+    header, *rows = csv.reader(whole.splitlines()) if whole else [[]]
+    places = [header.index(column) if column in header else len(header) for column in columns]
+    return [[[*row, ""][place] for place in places] for row in rows if len(row) == len(header)]
 
 
-def joined(runs: DataFrame, tables: list[tuple[dict[str, Any], DataFrame]], columns: list[str]) -> DataFrame:
-    """Stack the runs' tables and put each run's columns beside its rows."""
-    keyed = [table.assign(**{key: run[key] for key in RUN_KEY}) for run, table in tables if not table.empty]
-    stacked = pd.concat(keyed) if keyed else DataFrame(columns=columns + RUN_KEY)
+def stacked(tables: list[list[list[str]]], columns: list[str], runs: DataFrame) -> DataFrame:
+    """Stack the runs' rows, make them numbers, and put each run's number (`run`) and configuration beside them."""
+    numbers = [number for number, rows in enumerate(tables) for _ in rows]
+    table = DataFrame([row for rows in tables for row in rows], columns=columns)
+    for column in columns:
+        if column not in TEXTS:
+            table[column] = pd.to_numeric(table[column], errors="coerce").astype(float)
     # A refresh has a damping of its own, which under `damping="auto"` is the only one.
-    configured = runs.drop(columns=[column for column in columns if column in runs])
-    return stacked.merge(configured, on=RUN_KEY, validate="many_to_one").sort_values(
-        [*RUN_KEY, "epoch"], ignore_index=True, kind="stable"
-    )
+    beside = [column for column in BESIDE if column not in columns]
+    configured = runs[beside].iloc[numbers].reset_index(drop=True)
+    return pd.concat([table.assign(run=numbers), configured], axis=1).dropna(subset="epoch", ignore_index=True)
 
 
 def with_progress(runs: DataFrame, epochs: DataFrame) -> DataFrame:
     """Add how far each run came: epochs completed and its last finite train loss."""
     finite = epochs[epochs["train_loss"].abs() < float("inf")]
-    progress = DataFrame(
-        {
-            "epochs_completed": epochs.groupby(RUN_KEY)["epoch"].max(),
-            "final_train_loss": finite.groupby(RUN_KEY)["train_loss"].last(),
-        }
-    )
-    runs = runs.merge(progress.reset_index(), on=RUN_KEY, how="left")
-    return runs.fillna({"epochs_completed": 0})
+    completed = epochs.groupby("run")["epoch"].max().reindex(runs.index, fill_value=0)
+    return runs.assign(epochs_completed=completed, final_train_loss=finite.groupby("run")["train_loss"].last())
 
 
 def unfinished(runs: DataFrame) -> Iterator[str]:

@@ -142,9 +142,8 @@ def relatives(runs: DataFrame, cao: Series) -> dict[str, str | None]:
 
 
 def representative(runs: DataFrame) -> str | None:
-    """Return the label that speaks for several: most seeds, then the lowest final train loss."""
-    if runs.empty:
-        return None
-    summary = runs.groupby("label").agg(seeds=("seed", "nunique"), loss=("final_train_loss", "mean"))
-    best = summary.sort_values(["seeds", "loss"], ascending=[False, True], kind="stable")
-    return str(best.index[0])
+    """Return the label that speaks for several: most seeds, then the lowest mean of final train losses."""
+    losses: dict[str, list[float]] = {}
+    for label, loss in zip(runs["label"], runs["final_train_loss"], strict=True):
+        losses.setdefault(str(label), []).append(loss)
+    return min(losses, key=lambda label: (-len(losses[label]), np.mean(losses[label]), label), default=None)

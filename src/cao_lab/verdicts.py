@@ -3,11 +3,11 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 
-import pandas as pd
 from pandas import DataFrame
 
-from cao_lab.analysis import Interval, first_epoch_below, ratio_interval
+from cao_lab.analysis import TASK_KEY, Interval, first_epoch_below, product_prices, ratio_interval
 from cao_lab.logreader import Logs
 from cao_lab.protocol import RATIO_MARGIN, Thresholds, parts, thresholds_of
 
@@ -40,10 +40,27 @@ class Setting:
     refreshes: DataFrame
     thresholds: Thresholds | None
     labels: dict[str, str]
+    prices: dict[str, float]
+
+    @cached_property
+    def by_label(self) -> dict[str, DataFrame]:
+        """The epochs of each label."""
+        return {str(label): epochs for label, epochs in self.epochs.groupby("label")}
 
     def of(self, part: str) -> DataFrame:
         """Return the epochs of one part, none if nobody plays it."""
-        return self.epochs[self.epochs["label"] == self.labels.get(part)]
+        return self.by_label.get(self.labels.get(part, ""), self.epochs[:0])
+
+    @cached_property
+    def known_hits(self) -> dict[float, DataFrame]:
+        """What `hits` has worked out so far."""
+        return {}
+
+    def hits(self, threshold: float) -> DataFrame:
+        """Return when each ended run first reached a threshold."""
+        if threshold not in self.known_hits:
+            self.known_hits[threshold] = first_epoch_below(self.epochs, threshold, self.prices)
+        return self.known_hits[threshold]
 
 
 def untested(*absent: str) -> Finding:
@@ -58,13 +75,14 @@ def said(ratio: Interval) -> str:
     return f"{ratio.center:.2f}× [{ratio.low:.2f}, {ratio.high:.2f}] over {ratio.count} seeds"
 
 
-def sooner(slow: DataFrame, fast: DataFrame, threshold: float) -> tuple[Interval, str]:
-    """Return how many times sooner one reaches the threshold, in epochs, with a note on seeds that never did.
+def sooner(setting: Setting, slow: str, fast: str, threshold: float) -> tuple[Interval, str]:
+    """Return how many times sooner one part reaches the threshold, in epochs, with a note on seeds that never did.
 
     Where only one of a pair reached it, the other counts with its whole budget: the ratio is then a bound that
     understates the difference. Where neither did, the pair says nothing.
     """
-    first, second = (first_epoch_below(part, threshold).set_index("seed") for part in (slow, fast))
+    hits = setting.hits(threshold)
+    first, second = (hits[hits["label"] == setting.labels[part]].set_index("seed") for part in (slow, fast))
     pairs = first.add_suffix("_slow").join(second.add_suffix("_fast"), how="inner")
     either = pairs["epoch_slow"].notna() | pairs["epoch_fast"].notna()
     ends = [pairs[f"crossing_epoch_{side}"].fillna(pairs[f"budget_{side}"]) for side in ("slow", "fast")]
@@ -108,25 +126,25 @@ def all_of(verdicts: Iterable[Verdict]) -> Verdict:
 
 def can_tell(setting: Setting, names: Iterable[str], threshold: float) -> bool:
     """Say whether no run reached a threshold in its first epoch, where its crossing cannot be placed."""
-    hits = pd.concat([first_epoch_below(setting.of(name), threshold) for name in names])
-    return not (hits["epoch"] <= 1).any()
+    hits = setting.hits(threshold)
+    asked = hits["label"].isin([setting.labels.get(name) for name in names])
+    return not (hits.loc[asked, "epoch"] <= 1).any()
 
 
 def compare(setting: Setting, slow: str, control: str, threshold: float) -> Finding:
     """Judge whether CAO reaches a threshold sooner than another, and not by its rate alone."""
-    fast = setting.of("cao")
-    if fast.empty or setting.of(slow).empty:
+    if "cao" not in setting.labels or slow not in setting.labels:
         return untested(f"CAO and {slow}")
     if not can_tell(setting, ("cao", slow, control), threshold):
         return Finding(Verdict.UNDECIDED, f"train loss {threshold:g} was reached in a first epoch: too soon to tell")
-    gain, note = sooner(setting.of(slow), fast, threshold)
+    gain, note = sooner(setting, slow, "cao", threshold)
     if gain.count == 0:
         return Finding(Verdict.UNDECIDED, f"train loss {threshold:g} was reached by neither on any common seed")
     evidence = f"train loss {threshold:g}: {said(gain)} sooner than {setting.labels[slow]}{note}"
-    if setting.of(control).empty:
+    if control not in setting.labels:
         verdict = Verdict.UNDECIDED if direction(gain) is Verdict.HOLDS else direction(gain)
         return Finding(verdict, f"{evidence}; no control at the same effective rate")
-    rival, rival_note = sooner(setting.of(control), fast, threshold)
+    rival, rival_note = sooner(setting, control, "cao", threshold)
     against = f"{said(rival)} against the control {setting.labels[control]}{rival_note}"
     return Finding(with_control(gain, rival), f"{evidence}; {against}")
 
@@ -134,9 +152,10 @@ def compare(setting: Setting, slow: str, control: str, threshold: float) -> Find
 def settings(logs: Logs) -> list[Setting]:
     """Return every task of every suite, in order, with its parts recognised."""
     found = []
-    for (suite, task), epochs in logs.epochs.groupby(["suite", "task"]):
+    for (suite, task), epochs in logs.epochs.groupby(TASK_KEY):
         refreshes = logs.refreshes[(logs.refreshes["suite"] == suite) & (logs.refreshes["task"] == task)]
         runs = logs.runs[(logs.runs["suite"] == suite) & (logs.runs["task"] == task) & logs.runs["has_ended"]]
-        levels = thresholds_of(str(suite), str(task), epochs)
-        found.append(Setting(str(suite), str(task), epochs, refreshes, levels, parts(runs, str(suite))))
+        levels, labels = thresholds_of(str(suite), str(task), epochs), parts(runs, str(suite))
+        prices = product_prices(logs.bench)
+        found.append(Setting(str(suite), str(task), epochs, refreshes, levels, labels, prices))
     return found

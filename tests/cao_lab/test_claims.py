@@ -10,13 +10,13 @@ from synthetic_logs import ADAM, CAO, SGD, Run, decay, suite_of_runs, write_suit
 from cao_lab.analysis import Interval
 from cao_lab.claims import CLAIMS, audit
 from cao_lab.logreader import load_logs
-from cao_lab.verdicts import Verdict, all_of, direction, equality, with_control
+from cao_lab.verdicts import Verdict, all_of, direction, equality, settings, with_control
 
 NAN = float("nan")
 
 
 def verdicts(folder: Path, runs: list[Run], claim: str) -> dict[str, str]:
-    found = audit(load_logs(write_suite(folder, runs)))
+    found = audit(settings(load_logs(write_suite(folder, runs))))
     rows = found[found["claim"] == claim]
     return dict(zip(rows["suite"], rows["verdict"], strict=True))
 
@@ -92,7 +92,7 @@ def test_one_seed_decides_nothing(tmp_path: Path) -> None:
 
 def test_an_adam_that_never_arrives_gives_a_bound_and_says_so(tmp_path: Path) -> None:
     runs = methods({"cao": 5, "adam": 1000, "matched": 10})
-    found = audit(load_logs(write_suite(tmp_path, runs)))
+    found = audit(settings(load_logs(write_suite(tmp_path, runs))))
     row = found[(found["claim"] == "speed") & (found["suite"] == "mini")].iloc[0]
     assert row["verdict"] == Verdict.HOLDS
     assert "3 of 3 seeds against 0 of 3: a bound" in row["evidence"]
@@ -186,7 +186,7 @@ def test_a_wider_window_of_rates_has_to_clear_the_bracket(works_up_to: float, ve
 
 
 def test_every_claim_states_its_rule_and_the_papers_setting_is_always_listed(tmp_path: Path) -> None:
-    found: DataFrame = audit(load_logs(write_suite(tmp_path, methods({"cao": 5}))))
+    found: DataFrame = audit(settings(load_logs(write_suite(tmp_path, methods({"cao": 5})))))
     assert all(len(claim.rule) > 80 for claim in CLAIMS)
     assert set(found["claim"]) == {claim.name for claim in CLAIMS}
     assert (found.loc[found["suite"] == "paper", "verdict"] == Verdict.UNTESTED).all()
