@@ -252,16 +252,33 @@ def derivative(
     if not live:
         return [None] * len(inputs)
     with explained_second_derivatives(), torch.autocast(inputs[0].device.type, enabled=False):
-        return list(
-            torch.autograd.grad(
-                [output for output, _ in live],
-                inputs,
-                [weight for _, weight in live],
-                retain_graph=True,
-                create_graph=create_graph,
-                allow_unused=True,
-            )
+        results = torch.autograd.grad(
+            [output for output, _ in live],
+            inputs,
+            [weight for _, weight in live],
+            retain_graph=True,
+            create_graph=create_graph,
+            allow_unused=True,
         )
+        # torch refuses a reentrant checkpoint only where it stands between the outputs and an input; the parameters
+        # inside it would look unused.
+        if create_graph and any(result is None for result in results) and has_reentrant_checkpoint(live[0][0]):
+            raise RuntimeError("a reentrant checkpoint is incompatible with .grad()")
+    return list(results)
+
+
+def has_reentrant_checkpoint(output: Tensor) -> bool:
+    """Whether a reentrant checkpoint stands anywhere in the graph of the output."""
+    pending, seen = [output.grad_fn], set()
+    while pending:
+        node = pending.pop()
+        if node is None or node in seen:
+            continue
+        if node.name() == "CheckpointFunctionBackward":
+            return True
+        seen.add(node)
+        pending.extend(following for following, _ in node.next_functions)
+    return False
 
 
 def unflatten(column: Float[Tensor, " n"], params: Sequence[Tensor]) -> list[Tensor]:
@@ -295,7 +312,7 @@ def explained_second_derivatives() -> Iterator[None]:
         symptoms = (
             "is not implemented",
             "double backward",
-            "not compatible with .grad()",
+            "incompatible with .grad()",
             "once_differentiable",
         )
         if not any(symptom in str(error) for symptom in symptoms):
