@@ -204,9 +204,10 @@ class CAO(Optimizer):
         if self._settings["rank"] == 0:
             return
         progress = self._progress
+        pairs = self._eigenpairs(source)
+        # Not counted before this line, so that a refresh stays due if its source was refused.
         progress["attempts"] += 1
         progress["attempted_at"] = progress["steps"]
-        pairs = self._eigenpairs(source)
         progress["hessian_products"] += pairs.products
         if pairs.is_finite:
             self._adopt(pairs)
@@ -314,9 +315,14 @@ class CAO(Optimizer):
             for param, piece in zip(params, pieces, strict=True):
                 self.state[param][f"vector_{index}"] = piece.view(param.shape)
 
+    @property
+    def _uses_sketch(self) -> bool:
+        has_sketch: bool = self._progress["refreshed_at"] >= 0
+        return has_sketch and self._progress["steps"] >= self._settings["warmup_steps"]
+
     def _gains(self) -> list[float]:
         progress, settings = self._progress, self._settings
-        if progress["refreshed_at"] < 0 or progress["steps"] < settings["warmup_steps"]:
+        if not self._uses_sketch:
             return []
         values = torch.tensor(progress["values"], dtype=torch.float64)
         gains = correction_gains(values, self._damping, settings["negative_curvature"], settings["scaling"])
@@ -348,7 +354,7 @@ class CAO(Optimizer):
         for index in range(rank):
             if f"vector_{index}" not in state:
                 state[f"vector_{index}"] = torch.zeros(param.shape, dtype=sketch_dtype([param]), device=param.device)
-        return [state[f"vector_{index}"] for index in range(rank)] if self._progress["refreshed_at"] >= 0 else []
+        return [state[f"vector_{index}"] for index in range(rank)] if self._uses_sketch else []
 
     def _check_freshness(self) -> None:
         settings, progress = self._settings, self._progress
