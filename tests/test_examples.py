@@ -1,0 +1,37 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+def run_example(name: str, *arguments: str, folder: Path) -> str:
+    command = [sys.executable, str(ROOT / "examples" / f"{name}.py"), *arguments]
+    return subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True).stdout
+
+
+def test_the_quadratic_needs_a_hundredth_of_the_steps_of_gradient_descent(tmp_path):
+    lines = run_example("quadratic", folder=tmp_path).splitlines()
+    sgd, cao = (int(line.split()[1]) for line in lines)
+    assert cao * 100 < sgd
+
+
+def test_the_training_loop_goes_on_from_its_checkpoint(tmp_path):
+    first = run_example("training_loop", "--epochs", "2", folder=tmp_path)
+    second = run_example("training_loop", "--epochs", "3", folder=tmp_path)
+    assert [line.split(":")[0] for line in (first + second).splitlines()] == ["epoch 1", "epoch 2", "epoch 3"]
+
+
+def test_the_curvature_of_a_model_is_printed_with_its_residuals(tmp_path):
+    hessian, gauss_newton = run_example("model_curvature", folder=tmp_path).splitlines()
+    assert hessian.startswith("Hessian: ")
+    values = [float(value) for value in gauss_newton.split(": ")[1].split(" (")[0].split(", ")]
+    assert values == sorted(values, reverse=True)
+    assert min(values) > 0
+
+
+@pytest.mark.parametrize("name", [path.stem for path in sorted((ROOT / "examples").glob("*.py"))])
+def test_every_example_says_how_to_run_it(name):
+    assert f"python examples/{name}.py" in (ROOT / "examples" / f"{name}.py").read_text()
