@@ -57,7 +57,7 @@ def load(folder: Path, warn: Callable[[str], None]) -> State | None:
         try:
             return read(path)
         except CheckpointError as error:
-            warn(f"{error}; using the one before it")
+            warn(f"{error}; it is passed over")
     return None
 
 
