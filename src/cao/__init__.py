@@ -4,6 +4,7 @@ from cao.curvature import GaussNewton, Hessian, Mean
 from cao.linalg import Eigenpairs, SymmetricOperator, lanczos, subspace_iteration
 from cao.optimizer import CAO, Counters, Sketch
 from cao.preconditioner import precondition
+from cao.spectrum import SpectralDensity, Trace, extreme_eigenpairs, spectral_density, top_eigenpairs, trace
 
 __all__ = [
     "CAO",
@@ -13,8 +14,14 @@ __all__ = [
     "Hessian",
     "Mean",
     "Sketch",
+    "SpectralDensity",
     "SymmetricOperator",
+    "Trace",
+    "extreme_eigenpairs",
     "lanczos",
     "precondition",
+    "spectral_density",
     "subspace_iteration",
+    "top_eigenpairs",
+    "trace",
 ]

@@ -1,0 +1,228 @@
+"""The spectrum of a symmetric operator: its ends, its trace and its density, each with a measure of its own error."""
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from cao.curvature import ParameterOperator
+from cao.krylov import lanczos_quadrature, restarted_lanczos
+from cao.linalg import Eigenpairs, SymmetricOperator, Which, inner_products, order_of, orthonormalize, random_columns
+
+
+@dataclass(frozen=True)
+class SpectralDensity:
+    """The density of eigenvalues on a grid, smoothed by a Gaussian, and the quadrature it was made from."""
+
+    points: Float[Tensor, " m"]
+    density: Float[Tensor, " m"]
+    """Mean over the probes; its integral is 1."""
+    standard_error: Float[Tensor, " m"]
+    """Of that mean, from the scatter of the probes; NaN if there is only one."""
+    width: float
+    """Standard deviation of the Gaussian."""
+    nodes: tuple[Float[Tensor, " i"], ...]
+    """For each probe the Ritz values, …"""
+    weights: tuple[Float[Tensor, " i"], ...]
+    """… and the share of all eigenvalues that each of them stands for."""
+    products: int
+
+
+@dataclass(frozen=True)
+class Trace:
+    """An unbiased estimate of a trace, its standard error, and the number of products it cost."""
+
+    value: float
+    standard_error: float
+    products: int
+
+
+def top_eigenpairs(
+    operator: SymmetricOperator,
+    k: int = 1,
+    tolerance: float = 1e-3,
+    *,
+    which: Which = "algebraic",
+    max_products: int | None = None,
+    size: int | None = None,
+    seed: int = 0,
+) -> Eigenpairs:
+    """Find the k eigenpairs of largest value, or of largest magnitude, by Lanczos with restarts.
+
+    It ends when every residual ‖Av − λv‖ is below tolerance·|λ|, or after max(100, 20k) products; the residuals tell
+    which. Memory holds at most max(40, 3k) columns besides the result. Copies of a multiple eigenvalue may be missed.
+    """
+    space = space_of(operator, size)
+    checked_count(k, space)
+    return restarted_lanczos(
+        operator,
+        probe_columns(space, 1, generator_of(space, seed)),
+        k,
+        order=lambda values: order_of(values, which),
+        bound=lambda values: tolerance * values.abs(),
+        max_products=max_products or max(100, 20 * k),
+    )
+
+
+def extreme_eigenpairs(
+    operator: SymmetricOperator,
+    k: int = 1,
+    tolerance: float = 1e-3,
+    *,
+    max_products: int | None = None,
+    size: int | None = None,
+    seed: int = 0,
+) -> tuple[Eigenpairs, Eigenpairs]:
+    """Find the k largest eigenpairs and the k smallest, both from one Krylov space, as `top_eigenpairs` does.
+
+    The smallest may be zero, as for a Gauss-Newton matrix, so residuals are held against the largest magnitude.
+    Each of the two results carries the number of products that both together cost.
+    """
+    space = space_of(operator, size)
+    checked_count(k, space)
+    pairs = restarted_lanczos(
+        operator,
+        probe_columns(space, 1, generator_of(space, seed)),
+        min(2 * k, space.size),
+        order=order_from_both_ends,
+        bound=lambda values: tolerance * values.abs().max().expand_as(values),
+        max_products=max_products or max(100, 40 * k),
+    )
+    descending = pairs.values.argsort(descending=True)
+    return selected(pairs, descending[:k]), selected(pairs, descending.flip(0)[:k])
+
+
+def trace(operator: SymmetricOperator, *, products: int = 60, size: int | None = None, seed: int = 0) -> Trace:
+    """Estimate the trace by Hutch++ (Meyer, Musco, Musco and Woodruff 2021).
+
+    A third of the products finds a basis Q of the dominant directions, a third takes the trace within it, tr(QᵀAQ),
+    exactly, and a third probes the rest, (I − QQᵀ)A(I − QQᵀ), by random signs, whose scatter gives the standard error.
+    The trace of an operator with no more rows than a third of the products is exact. Memory holds about three blocks of
+    n × products/3.
+    """
+    if products < 6:
+        raise ValueError(f"products must be at least 6, got {products}")
+    space = space_of(operator, size)
+    generator = generator_of(space, seed)
+    width = min(products // 3, space.size)
+    basis = orthonormalize((operator @ probe_columns(space, width, generator)).clone())
+    within = float(inner_products(basis, operator @ basis).trace())
+    if width == space.size:
+        return Trace(within, 0.0, 2 * width)
+    probes = probe_columns(space, width, generator).sign()
+    probes -= basis @ (basis.T @ probes)
+    samples = inner_products(probes, operator @ probes).diagonal()
+    return Trace(within + float(samples.mean()), float(samples.std()) / math.sqrt(width), 3 * width)
+
+
+def spectral_density(
+    operator: SymmetricOperator,
+    *,
+    probes: int = 4,
+    iterations: int = 64,
+    width: float | None = None,
+    points: int = 1000,
+    size: int | None = None,
+    seed: int = 0,
+) -> SpectralDensity:
+    """Estimate the density of the eigenvalues by stochastic Lanczos quadrature (Ubaru, Chen and Saad 2017).
+
+    From each probe, a random vector, Lanczos with full reorthogonalisation makes a Gauss quadrature of the density:
+    exact for polynomials up to degree 2·iterations − 1, blind to anything much finer than the eigenvalues' range
+    divided by `iterations`, which is the default width of the smoothing. The scatter of the probes shows the error
+    of sampling, which falls with the operator's size, but not that of the smoothing.
+
+    It costs probes·iterations products, and memory for iterations + 2 columns.
+    """
+    if min(probes, iterations) < 1 or points < 2 or (width is not None and width <= 0):
+        raise ValueError(
+            "probes, iterations and width must be positive and points at least 2, "
+            f"got {probes}, {iterations}, {width} and {points}"
+        )
+    space = space_of(operator, size)
+    generator = generator_of(space, seed)
+    quadratures = [lanczos_quadrature(operator, probe_columns(space, 1, generator), iterations) for _ in range(probes)]
+    nodes, weights = zip(*quadratures, strict=True)
+    lowest, highest = float(torch.cat(nodes).min()), float(torch.cat(nodes).max())
+    width = width or resolution(lowest, highest, iterations)
+    grid = torch.linspace(lowest - 4 * width, highest + 4 * width, points, dtype=torch.float64, device=space.device)
+    curves = torch.stack([smoothed(*quadrature, grid, width) for quadrature in quadratures])
+    error = curves.std(dim=0) / math.sqrt(probes) if probes > 1 else torch.full_like(grid, torch.nan)
+    return SpectralDensity(grid, curves.mean(dim=0), error, width, nodes, weights, sum(map(len, nodes)))
+
+
+def resolution(lowest: float, highest: float, iterations: int) -> float:
+    """Return the default width: the range over the iterations, about two thirds of the gap between nodes.
+
+    With it, the sum of Gaussians at evenly spaced nodes ripples by less than 0.1 %.
+    """
+    spread = highest - lowest
+    # All eigenvalues may be the same, as those of the identity.
+    return spread / iterations if spread > 0 else 1e-3 * (abs(highest) or 1.0)
+
+
+def smoothed(
+    nodes: Float[Tensor, " i"], weights: Float[Tensor, " i"], points: Float[Tensor, " m"], width: float
+) -> Float[Tensor, " m"]:
+    """Return the sum of a Gaussian for each node, of its weight and of the given width, at the points."""
+    kernel = torch.exp(-(((points[:, None] - nodes) / width) ** 2) / 2) / (width * math.sqrt(2 * math.pi))
+    return kernel @ weights
+
+
+def order_from_both_ends(values: Float[Tensor, " k"]) -> Tensor:
+    """Return the indices of the largest value, the smallest, the second largest, the second smallest and so on."""
+    descending = values.argsort(descending=True)
+    return torch.stack([descending, descending.flip(0)], dim=1).flatten()[: len(values)]
+
+
+def selected(pairs: Eigenpairs, chosen: Tensor) -> Eigenpairs:
+    """Return some of the pairs, each vector contiguous in memory."""
+    return Eigenpairs(pairs.values[chosen], pairs.vectors.T[chosen].T, pairs.residuals[chosen], pairs.products)
+
+
+class Space(NamedTuple):
+    """The columns that an operator multiplies."""
+
+    size: int
+    dtype: torch.dtype
+    device: torch.device
+
+
+def space_of(operator: SymmetricOperator, size: int | None) -> Space:
+    """Read the columns' size from an operator's parameters or a matrix's shape, or else take the one given.
+
+    Columns are float64 for float64 parameters and otherwise float32; for an operator that says nothing of itself they
+    have torch's default type and device.
+    """
+    if isinstance(operator, ParameterOperator):
+        params = operator.params
+        is_double = any(p.dtype == torch.float64 for p in params)
+        space = Space(sum(p.numel() for p in params), torch.float64 if is_double else torch.float32, params[0].device)
+    elif isinstance(operator, Tensor):
+        space = Space(operator.shape[0], operator.dtype, operator.device)
+    elif size is not None:
+        return Space(size, torch.get_default_dtype(), torch.get_default_device())
+    else:
+        raise ValueError(f"{type(operator).__name__} has no params to read its size from; pass size=")
+    if size not in (None, space.size):
+        raise ValueError(f"the operator has {space.size} rows, got size={size}; leave it out")
+    return space
+
+
+def generator_of(space: Space, seed: int) -> torch.Generator:
+    """Return a random stream of its own, on the device of the columns."""
+    return torch.Generator(space.device).manual_seed(seed)
+
+
+def probe_columns(space: Space, columns: int, generator: torch.Generator) -> Float[Tensor, "n k"]:
+    """Draw standard normal columns that the operator can multiply."""
+    return random_columns(space.size, columns, generator, space.dtype)
+
+
+def checked_count(k: int, space: Space) -> None:
+    """Refuse a number of eigenpairs that the operator does not have."""
+    if not 1 <= k <= space.size:
+        raise ValueError(f"k must be from 1 to the operator's {space.size} rows, got {k}")
