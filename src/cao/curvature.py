@@ -59,7 +59,8 @@ class Hessian:
 
     def _add_parts(self, product: Tensor, columns: Tensor, function: LossFunction) -> int:
         result = function()
-        losses = iter([result]) if isinstance(result, Tensor) else iter(result)
+        is_several = isinstance(result, Iterable) and not isinstance(result, Tensor)
+        losses: Iterator[Any] = iter(result if is_several else [result])
         del result
         parts = 0
         # No name may hold on to a loss here: one part's graph must be gone before the next is computed.
@@ -221,8 +222,9 @@ def checked_function(source: object) -> LossFunction:
 
 def next_gradient(losses: Iterator[Tensor], params: Sequence[Tensor]) -> Gradient | None:
     """Return the gradient graph of the next loss, or None after the last."""
-    loss = next(losses, None)
-    return None if loss is None else gradient_graph(checked_loss(loss), params)
+    for loss in losses:
+        return gradient_graph(checked_loss(loss), params)
+    return None
 
 
 def gradient_graph(loss: Tensor, params: Sequence[Tensor]) -> Gradient:
@@ -292,6 +294,10 @@ def add_flat(target: Float[Tensor, " n"], parts: Gradient, params: Sequence[Tens
     pieces = target.split([p.numel() for p in params])
     for piece, part in zip(pieces, parts, strict=True):
         if part is not None:
+            if part.is_sparse:
+                raise ValueError(
+                    "curvature needs dense gradients, got a sparse one; build the embedding with sparse=False"
+                )
             piece += part.reshape(-1)
 
 
