@@ -3,6 +3,7 @@
 import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import accumulate
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
@@ -13,8 +14,9 @@ from torch.optim import Optimizer
 from cao.curvature import Hessian, LossFunction, MeanOverRanks, ParameterOperator, Reordered
 from cao.linalg import Eigenpairs, column_major, lanczos, random_columns, subspace_iteration
 from cao.preconditioner import NegativeCurvature, Scaling, base_gain, correction_gains, is_singular
-from cao.settings import SKETCH_SETTINGS, Eigensolver, check_parameters, check_settings
-from cao.update import Move, take_step
+from cao.settings import SKETCH_SETTINGS, Eigensolver, check_gradients, check_parameters, check_settings
+from cao.storage import forget_rows, sketch_dtype, store_rows, stored_rows
+from cao.update import Stretch, stretches_of, take_step
 
 Source: TypeAlias = Tensor | LossFunction | ParameterOperator | Eigenpairs
 
@@ -41,6 +43,15 @@ class Counters(NamedTuple):
     """Refreshes that came out non-finite and were discarded."""
     singular_directions: int
     """Directions left to the complement because λ + η vanished under the signed rule."""
+
+
+class Layout:
+    """Where in the rows of the sketch each parameter begins."""
+
+    def __init__(self, params: Sequence[Tensor], rows: Tensor | None) -> None:
+        ends = accumulate((p.numel() for p in params), initial=0)
+        self.places = dict(zip(params, ends, strict=False))
+        self.rows = rows
 
 
 class CAO(Optimizer):
@@ -125,6 +136,7 @@ class CAO(Optimizer):
         }
         check_settings(defaults)
         self.process_group = process_group
+        self._layout: Layout | None = None
         super().__init__(params, defaults)
         size = sum(p.numel() for p in self._parameters())
         if rank > size:
@@ -144,6 +156,7 @@ class CAO(Optimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore from a pickle or a deep copy; a process group belongs to a process and does not travel."""
         self.__dict__.setdefault("process_group", None)
+        self._layout = None
         super().__setstate__(state)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -230,7 +243,7 @@ class CAO(Optimizer):
         settings, progress = self._settings, self._progress
         is_warming_up = progress["steps"] < settings["warmup_steps"]
         base = 1.0 if is_warming_up else base_gain(self._damping, settings["scaling"])
-        take_step(list(self._moves()), base, self._gains(), settings["max_update_norm"])
+        take_step(list(self._stretches()), base, self._gains(), settings["max_update_norm"])
         progress["steps"] += 1
         return loss
 
@@ -243,6 +256,7 @@ class CAO(Optimizer):
             for name, value in state_dict["state"].get(index, {}).items():
                 if name.startswith("vector_"):
                     self.state[param][name] = value.to(param.device, copy=True)
+        self._layout = None
 
     @property
     def _settings(self) -> dict[str, Any]:
@@ -284,19 +298,10 @@ class CAO(Optimizer):
         """Return the last subspace, or random columns drawn from the seed and the number of the refresh."""
         rank, dtype = self._settings["rank"], sketch_dtype(params)
         if self._settings["warm_start"] and self._progress["refreshed_at"] >= 0:
-            return torch.stack([self._flat_vector(params, index, dtype) for index in range(rank)]).T
+            return stored_rows(self.state, params, rank).T
         generator = torch.Generator(params[0].device)
         generator.manual_seed(hash((self._settings["seed"], self._progress["attempts"])))
         return random_columns(sum(p.numel() for p in params), rank, generator, dtype)
-
-    def _flat_vector(self, params: Sequence[Tensor], index: int, dtype: torch.dtype) -> Tensor:
-        parts = [self.state[p].get(f"vector_{index}") for p in params]
-        return torch.cat(
-            [
-                torch.zeros(p.numel(), dtype=dtype, device=p.device) if part is None else part.reshape(-1)
-                for part, p in zip(parts, params, strict=True)
-            ]
-        )
 
     def _adopt(self, pairs: Eigenpairs) -> None:
         params = [p for p in self._parameters() if p.requires_grad]
@@ -310,10 +315,9 @@ class CAO(Optimizer):
         progress["indefinite_refreshes"] += int((values + self._damping < 0).any())
         if self._settings["negative_curvature"] == "signed":
             progress["singular_directions"] += int(is_singular(values, self._damping).sum())
-        for index, column in enumerate(pairs.vectors.T):
-            pieces = column.split([p.numel() for p in params])
-            for param, piece in zip(params, pieces, strict=True):
-                self.state[param][f"vector_{index}"] = piece.view(param.shape)
+        forget_rows(self.state)
+        store_rows(self.state, params, pairs.vectors.T)
+        self._layout = Layout(params, pairs.vectors.T)
 
     @property
     def _uses_sketch(self) -> bool:
@@ -328,33 +332,43 @@ class CAO(Optimizer):
         gains = correction_gains(values, self._damping, settings["negative_curvature"], settings["scaling"])
         return gains.tolist()
 
-    def _moves(self) -> Iterator[Move]:
-        """Yield the parameters that have a gradient, with sign and weight decay applied to it."""
+    def _stretches(self) -> Iterator[Stretch]:
+        """Yield what moves in this step: all parameters that have a gradient and a learning rate."""
+        layout = self._current_layout()
         highest = max(float(group["lr"]) for group in self.param_groups)
         for group in self.param_groups:
             lr = float(group["lr"])
-            if lr == 0 and highest > 0:
-                continue  # Frozen: it neither moves nor counts in the norm of the update.
-            for param in group["params"]:
-                if param.grad is not None:
-                    yield Move(
-                        param,
-                        directed_gradient(param, group),
-                        self._vectors(param),
-                        lr=lr,
-                        momentum=group["momentum"],
-                        shrinkage=lr * group["weight_decay"] if group["decoupled_weight_decay"] else 0.0,
-                        rate=math.sqrt(lr / highest) if highest > 0 else 1.0,
-                        state=self.state[param],
-                    )
+            # A frozen group neither moves nor counts in the norm of the update.
+            if lr > 0 or highest == 0:
+                check_gradients(group["params"])
+                rate = math.sqrt(lr / highest) if highest > 0 else 1.0
+                yield from stretches_of(group, rate, layout.places.get, layout.rows, self._momentum_buffer)
 
-    def _vectors(self, param: Tensor) -> list[Tensor]:
-        """Return the parameter's share of the sketch, zeros before there is one, so that a checkpoint has its place."""
-        state, rank = self.state[param], self._settings["rank"]
-        for index in range(rank):
-            if f"vector_{index}" not in state:
-                state[f"vector_{index}"] = torch.zeros(param.shape, dtype=sketch_dtype([param]), device=param.device)
-        return [state[f"vector_{index}"] for index in range(rank)] if self._uses_sketch else []
+    def _current_layout(self) -> "Layout":
+        """Return where the sketch is; before there is one, zeros hold its place in the state."""
+        if not self._uses_sketch:
+            self._reserve()
+            return Layout([], None)
+        if self._layout is None:
+            # After a checkpoint or a copy the shares are separate tensors; they become views of one matrix again.
+            params = [p for p in self._parameters() if "vector_0" in self.state[p]]
+            rows = stored_rows(self.state, params, self._settings["rank"])
+            store_rows(self.state, params, rows)
+            self._layout = Layout(params, rows)
+        return self._layout
+
+    def _reserve(self) -> None:
+        """Make the state that a checkpoint of a later step will fill, as torch's own optimizers do at their first step."""
+        params = [p for p in self._parameters() if p.grad is not None and "vector_0" not in self.state[p]]
+        if self._settings["rank"] > 0 and params and self._progress["refreshed_at"] < 0:
+            store_rows(self.state, params, stored_rows(self.state, params, self._settings["rank"]))
+
+    def _momentum_buffer(self, param: Tensor) -> Tensor:
+        state = self.state[param]
+        if "momentum_buffer" not in state:
+            state["momentum_buffer"] = torch.zeros_like(param)
+        buffer: Tensor = state["momentum_buffer"]
+        return buffer
 
     def _check_freshness(self) -> None:
         settings, progress = self._settings, self._progress
@@ -395,24 +409,8 @@ def operator_for(source: Source, params: Sequence[Tensor]) -> ParameterOperator:
     return source if is_in_order else Reordered(source, params)
 
 
-def directed_gradient(param: Tensor, group: dict[str, Any]) -> Tensor:
-    """Return the gradient with its sign and, unless it is decoupled, the weight decay."""
-    assert param.grad is not None
-    if param.grad.is_sparse:
-        raise ValueError("CAO needs dense gradients, got a sparse one; build the embedding with sparse=False")
-    gradient = -param.grad if group["maximize"] else param.grad
-    if group["weight_decay"] == 0 or group["decoupled_weight_decay"]:
-        return gradient
-    return gradient.add(param, alpha=group["weight_decay"])
-
-
 def automatic_damping(values: Tensor, dtype: torch.dtype, previous: float) -> float:
     """Return the smallest captured |λ|, at least ε times the largest; the previous damping if all are zero."""
     magnitudes = values.abs()
     largest = float(magnitudes.max())
     return max(float(magnitudes.min()), torch.finfo(dtype).eps * largest) if largest > 0 else previous
-
-
-def sketch_dtype(params: Sequence[Tensor]) -> torch.dtype:
-    """Return the precision of the sketch: float64 for float64 parameters, else float32."""
-    return torch.float64 if any(p.dtype == torch.float64 for p in params) else torch.float32
