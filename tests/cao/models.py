@@ -142,6 +142,20 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, batches: list[tupl
         optimizer.step()
 
 
+def uneven_network(dtype: torch.dtype = torch.float64) -> nn.Module:
+    """A network whose parameters, laid end to end, start at odd places in memory."""
+    return seeded(
+        lambda: nn.Sequential(nn.Linear(3, 37), nn.Tanh(), nn.Linear(37, 41), nn.Tanh(), nn.Linear(41, 2)), dtype
+    )
+
+
+def ten_steps(model: nn.Module, optimizer: torch.optim.Optimizer, first: int) -> Tensor:
+    """Train on ten batches, the same ones for the same first step, and return where that led."""
+    dtype = next(model.parameters()).dtype
+    train(model, optimizer, [batch(seed=seed, dtype=dtype) for seed in range(first, first + 10)])
+    return flat_params(model)
+
+
 def descend(problem: Quadratic, optimizer: torch.optim.Optimizer, steps: int) -> Tensor:
     """Take steps on a quadratic and return where they led."""
     for _ in range(steps):

@@ -1,0 +1,148 @@
+import pytest
+import torch
+from models import Quadratic
+from torch import Tensor, nn
+
+from cao import CAO
+
+
+def params(*sizes: int) -> list[Tensor]:
+    return [torch.zeros(size, requires_grad=True) for size in sizes or (3,)]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"lr": -0.1}, r"lr must be nonnegative, got -0.1"),
+        ({"lr": float("nan")}, r"lr must be nonnegative, got nan"),
+        ({"damping": 0.0}, r'damping must be positive or "auto", got 0.0'),
+        ({"damping": -1.0}, r'damping must be positive or "auto", got -1.0'),
+        ({"damping": "automatic"}, r"damping must be positive or \"auto\", got 'automatic'"),
+        ({"rank": -1}, r"rank must be nonnegative, got -1"),
+        ({"rank": 4}, r"rank must not exceed the number of parameters, got rank 4 for 3 parameters"),
+        ({"refresh_every": 0}, r"refresh_every must be at least 1, got 0"),
+        ({"power_iterations": -1}, r"power_iterations must be nonnegative, got -1"),
+        ({"tolerance": 0.0}, r"tolerance must be positive or None, got 0.0"),
+        ({"max_update_norm": 0.0}, r"max_update_norm must be positive or None, got 0.0"),
+        ({"momentum": 1.0}, r"momentum must be at least 0 and below 1, got 1.0"),
+        ({"momentum": -0.1}, r"momentum must be at least 0 and below 1, got -0.1"),
+        ({"weight_decay": -0.1}, r"weight_decay must be nonnegative, got -0.1"),
+        ({"warmup_steps": -1}, r"warmup_steps must be nonnegative, got -1"),
+        ({"eigensolver": "power"}, r"eigensolver must be one of subspace, lanczos, got 'power'"),
+        ({"negative_curvature": "abs"}, r"negative_curvature must be one of magnitude, clip, signed, got 'abs'"),
+        ({"scaling": "none"}, r"scaling must be one of inverse-damping, unit, got 'none'"),
+    ],
+)
+def test_bad_settings_are_refused_with_what_was_wanted_and_what_was_got(settings, message):
+    with pytest.raises(ValueError, match=message):
+        CAO(params(), **{"lr": 0.1, **settings})
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"rank": 0}, r"rank to be at least 1, got 0"),
+        ({"scaling": "unit"}, r'scaling to be "inverse-damping", got \'unit\''),
+        ({"negative_curvature": "signed"}, r'negative_curvature to be "magnitude" or "clip", got \'signed\''),
+        ({"warmup_steps": 1}, r"warmup_steps to be 0, got 1"),
+    ],
+)
+def test_automatic_damping_refuses_settings_that_leave_it_without_meaning(settings, message):
+    with pytest.raises(ValueError, match=r'damping="auto" needs ' + message):
+        CAO(params(), 1.0, damping="auto", **settings)
+
+
+@pytest.mark.parametrize("setting", [{"rank": 2}, {"damping": 0.3}, {"refresh_every": 7}, {"maximize": True}])
+def test_settings_of_the_sketch_may_not_differ_between_groups(setting):
+    first, second = params(3, 3)
+    with pytest.raises(ValueError, match=f"{next(iter(setting))} must be the same in all parameter groups"):
+        CAO([{"params": [first]}, {"params": [second], **setting}], 0.1)
+
+
+def test_a_refused_group_is_not_kept():
+    first, second = params(3, 3)
+    optimizer = CAO([first], 0.1)
+    with pytest.raises(ValueError, match="lr must be nonnegative, got -1"):
+        optimizer.add_param_group({"params": [second], "lr": -1.0})
+    assert len(optimizer.param_groups) == 1
+    optimizer.add_param_group({"params": [second]})
+
+
+def test_complex_parameters_are_refused():
+    with pytest.raises(ValueError, match=r"must be real, got one of torch.complex64; use torch.view_as_real"):
+        CAO([torch.zeros(3, dtype=torch.complex64, requires_grad=True)], 0.1)
+
+
+def test_parameters_on_several_devices_are_refused():
+    elsewhere = torch.zeros(3, device="meta", requires_grad=True)
+    with pytest.raises(ValueError, match=r"must be on one device, got cpu, meta"):
+        CAO([*params(), elsewhere], 0.1)
+
+
+def test_no_parameters_are_refused():
+    with pytest.raises(ValueError, match="empty parameter list"):
+        CAO([], 0.1)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda loss: loss.detach(), "the loss has no graph; compute it from the parameters with gradients enabled"),
+        (lambda loss: loss.expand(2), r"the loss must be a scalar tensor, got shape \(2,\); reduce it"),
+        (lambda loss: loss.item(), "needs a loss tensor or a function .* got float"),
+        (lambda loss: None, "needs a loss tensor or a function .* got NoneType"),
+        (lambda loss: [loss], "needs a loss tensor or a function .* got list"),
+        (lambda loss: loss.item, "the loss must be a scalar tensor, got float"),
+        (lambda loss: lambda: None, "the loss must be a scalar tensor, got NoneType"),
+        (lambda loss: lambda: [], "yield the same losses at every call, got 0"),
+        (lambda loss: lambda: [None], "the loss must be a scalar tensor, got NoneType"),
+    ],
+)
+def test_bad_sources_are_refused(change, message):
+    problem = Quadratic()
+    with pytest.raises(ValueError, match=message):
+        CAO(problem.params, 0.1).refresh_if_due(change(problem.loss()))
+
+
+def test_a_rank_above_the_number_of_trainable_parameters_is_refused():
+    problem = Quadratic(sizes=(2, 4))
+    problem.params[1].requires_grad_(False)
+    with pytest.raises(ValueError, match="number of trainable parameters, got rank 3 for 2"):
+        CAO(problem.params, 0.1, rank=3).refresh(problem.loss())
+
+
+def test_a_model_without_trainable_parameters_is_refused():
+    problem = Quadratic()
+    loss = problem.loss()
+    problem.params[0].requires_grad_(False)
+    with pytest.raises(ValueError, match="number of trainable parameters, got rank 1 for 0"):
+        CAO(problem.params, 0.1).refresh(loss)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_sparse_gradients_are_refused_and_nothing_moves(rank):
+    table, dense = nn.Embedding(4, 2, sparse=True), nn.Linear(2, 1)
+    optimizer = CAO([*dense.parameters(), table.weight], 0.1, rank=rank)
+    before = dense.weight.detach().clone()
+    loss = dense(table(torch.tensor([0, 2]))).square().sum()
+
+    def iterate() -> None:
+        optimizer.refresh_if_due(loss)
+        loss.backward()
+        optimizer.step()
+
+    with pytest.raises(ValueError, match="dense gradients, got a sparse one; build the embedding with sparse=False"):
+        iterate()
+    assert torch.equal(dense.weight, before)
+
+
+def test_an_error_in_a_closure_comes_through_and_costs_no_step():
+    problem = Quadratic()
+    optimizer = CAO(problem.params, 0.1)
+
+    def broken() -> float:
+        raise KeyError("data")
+
+    with pytest.raises(KeyError, match="data"):
+        optimizer.step(broken)
+    assert optimizer.counters.steps == 0
