@@ -1,0 +1,183 @@
+import copy
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+import torch.multiprocessing as mp
+from models import batch, flat_params, loss_of, losses_of_parts, noisy_network, smooth_network, ten_steps, train
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+
+from cao import CAO, GaussNewton
+
+SETTINGS = {"rank": 2, "refresh_every": 3, "damping": 0.5, "momentum": 0.9, "power_iterations": 4}
+WORLD = 2
+
+
+def source_of(kind: str, model: nn.Module, data: tuple[Tensor, Tensor], loss: Tensor):
+    if kind == "loss":
+        return loss
+    if kind == "gauss-newton":
+        return GaussNewton(model, data[0], lambda outputs: cross_entropy(outputs, data[1]))
+    return lambda: losses_of_parts(model, data, 4)
+
+
+def train_from(kind: str, model: nn.Module, optimizer: CAO, batches: list[tuple[Tensor, Tensor]]) -> None:
+    for data in batches:
+        loss = loss_of(model, data)
+        optimizer.zero_grad()
+        optimizer.refresh_if_due(source_of(kind, model, data, loss))
+        loss.backward()
+        optimizer.step()
+
+
+def shares(rank: int) -> list[tuple[Tensor, Tensor]]:
+    """Return this rank's half of each batch."""
+    batches = [batch(16, seed=seed) for seed in range(8)]
+    return [(inputs.chunk(WORLD)[rank], labels.chunk(WORLD)[rank]) for inputs, labels in batches]
+
+
+def run_rank(rank: int, directory: str) -> None:
+    """Train replicas in each of the ways the tests ask about, and leave the ends in files."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{directory}/store", rank=rank, world_size=WORLD)
+    ends = {}
+    for name, build in (("smooth", smooth_network), ("noisy", noisy_network)):
+        for kind in ("loss", "parts", "gauss-newton"):
+            torch.manual_seed(rank)
+            model = DistributedDataParallel(build())
+            optimizer = CAO(model.parameters(), 0.1, **SETTINGS)
+            train_from(kind, model, optimizer, shares(rank))
+            ends[f"{name} {kind}"] = (flat_params(model), tuple(optimizer.sketch), tuple(optimizer.counters))
+    ends["failure"], ends["buffers"] = failed_refresh(rank), buffers_around_a_refresh(rank)
+    torch.save(ends, f"{directory}/rank{rank}")
+    dist.destroy_process_group()
+
+
+def failed_refresh(rank: int) -> tuple[int, ...]:
+    """Let the loss of one rank only be no number."""
+    model = smooth_network()
+    optimizer = CAO(model.parameters(), 0.1, **SETTINGS)
+    optimizer.refresh(loss_of(model, batch()) * (torch.nan if rank == 1 else 1.0))
+    return tuple(optimizer.counters)
+
+
+def buffers_around_a_refresh(rank: int) -> list[list[Tensor]]:
+    """Refresh through the wrapped model between a forward and its backward, when statistics differ by rank."""
+    model, data = DistributedDataParallel(noisy_network()), shares(rank)[0]
+    loss = loss_of(model, data)
+    before = [buffer.clone() for buffer in model.buffers()]
+    CAO(model.parameters(), 0.1).refresh(lambda: loss_of(model, data))
+    after = [buffer.clone() for buffer in model.buffers()]
+    loss.backward()
+    return [before, after]
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory) -> list[dict]:
+    """What two processes under DistributedDataParallel came to."""
+    directory = str(tmp_path_factory.mktemp("ranks"))
+    mp.spawn(run_rank, (directory,), nprocs=WORLD)
+    return [torch.load(f"{directory}/rank{rank}") for rank in range(WORLD)]
+
+
+@pytest.fixture
+def gloo(tmp_path) -> Iterator[None]:
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("kind", ["loss", "parts", "gauss-newton"])
+def test_two_processes_take_the_steps_of_one_on_the_joined_batch(ranks, kind):
+    model = smooth_network()
+    optimizer = CAO(model.parameters(), 0.1, **SETTINGS)
+    train_from(kind, model, optimizer, [batch(16, seed=seed) for seed in range(8)])
+    params, sketch, counters = ranks[0][f"smooth {kind}"]
+    torch.testing.assert_close(params, flat_params(model), rtol=1e-8, atol=1e-10)
+    assert sketch[0] == pytest.approx(optimizer.sketch.values, rel=1e-7)
+    assert counters == tuple(optimizer.counters)
+
+
+@pytest.mark.parametrize("name", ["smooth", "noisy"])
+@pytest.mark.parametrize("kind", ["loss", "parts", "gauss-newton"])
+def test_replicas_stay_equal_bit_for_bit(ranks, name, kind):
+    (params, *rest), (other_params, *other_rest) = (ends[f"{name} {kind}"] for ends in ranks)
+    assert torch.equal(params, other_params)
+    assert rest == other_rest
+
+
+def test_a_loss_that_is_no_number_on_one_rank_discards_the_refresh_on_all(ranks):
+    assert ranks[0]["failure"] == ranks[1]["failure"]
+    assert ranks[0]["failure"][4] == 1
+
+
+def test_a_refresh_through_the_wrapped_model_leaves_the_statistics_of_every_rank_alone(ranks):
+    assert not torch.equal(ranks[0]["buffers"][0][0], ranks[1]["buffers"][0][0])
+    for ends in ranks:
+        before, after = ends["buffers"]
+        assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
+
+
+@pytest.mark.usefixtures("gloo")
+def test_the_default_process_group_may_be_named():
+    ends = []
+    for group in (dist.group.WORLD, None):
+        model = smooth_network()
+        ends.append(ten_steps(model, CAO(model.parameters(), 0.1, **SETTINGS, process_group=group), 0))
+    assert torch.equal(*ends)
+
+
+@pytest.mark.usefixtures("gloo")
+def test_an_optimizer_with_a_process_group_can_be_copied():
+    model = smooth_network()
+    pair = (model, CAO(model.parameters(), 0.1, **SETTINGS, process_group=dist.group.WORLD))
+    other, other_optimizer = copy.deepcopy(pair)
+    assert torch.equal(ten_steps(other, other_optimizer, 0), ten_steps(*pair, 0))
+
+
+@pytest.mark.usefixtures("gloo")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_a_distributed_checkpoint_brings_everything_back(dtype, tmp_path: Path):
+    model = smooth_network(dtype)
+    optimizer = CAO(model.parameters(), 0.1, **SETTINGS)
+    ten_steps(model, optimizer, 0)
+    saved = {"model": model.state_dict(), "optimizer": get_optimizer_state_dict(model, optimizer)}
+    dcp.save(saved, checkpoint_id=tmp_path / "checkpoint")
+
+    other = smooth_network(dtype)
+    other_optimizer = CAO(other.parameters(), 0.1, **SETTINGS)
+    loaded = {"model": other.state_dict(), "optimizer": get_optimizer_state_dict(other, other_optimizer)}
+    dcp.load(loaded, checkpoint_id=tmp_path / "checkpoint")
+    other.load_state_dict(loaded["model"])
+    set_optimizer_state_dict(other, other_optimizer, loaded["optimizer"])
+    assert torch.equal(ten_steps(other, other_optimizer, 10), ten_steps(model, optimizer, 10))
+    assert other_optimizer.counters == optimizer.counters
+
+
+@pytest.mark.usefixtures("gloo")
+def test_asking_a_fresh_optimizer_for_its_distributed_state_changes_no_later_step():
+    model = smooth_network()
+    optimizer = CAO(model.parameters(), 0.1, **SETTINGS)
+    before = flat_params(model)
+    get_optimizer_state_dict(model, optimizer)
+    assert torch.equal(flat_params(model), before)
+    assert optimizer.is_refresh_due
+    reference = smooth_network()
+    train(model, optimizer, [batch(seed=seed) for seed in range(4)])
+    train(reference, CAO(reference.parameters(), 0.1, **SETTINGS), [batch(seed=seed) for seed in range(4)])
+    assert torch.equal(flat_params(model), flat_params(reference))
+
+
+@pytest.mark.usefixtures("gloo")
+def test_sharded_parameters_are_refused():
+    sharded = distribute_tensor(torch.ones(4), init_device_mesh("cpu", (1,)), [Shard(0)])
+    with pytest.raises(ValueError, match=r"\(DTensor\) are not supported yet; use DistributedDataParallel"):
+        CAO([nn.Parameter(sharded)], 0.1)
