@@ -44,9 +44,15 @@ def suite(
         dry_run: List the runs with an estimate of their time, and run nothing.
         execution: Where and how the runs are carried out.
     """
-    from cao_lab.runner import list_runs, run_suite
+    if dry_run:
+        from cao_lab.estimate import list_runs
 
-    return list_runs(name, execution, jobs) if dry_run else run_suite(name, execution, jobs)
+        for line in list_runs(name, execution, jobs):
+            print(line)
+        return 0
+    from cao_lab.runner import run_suite
+
+    return run_suite(name, execution, jobs)
 
 
 def report(logs: Path = Path("logs"), out: Path = Path("report")) -> int:

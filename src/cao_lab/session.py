@@ -1,13 +1,11 @@
 """One run from start to end on disk: it continues what is there, saves as it goes, and stops when asked to."""
 
-import signal
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
@@ -18,6 +16,7 @@ from cao_lab.data import load
 from cao_lab.display import Display
 from cao_lab.provenance import new_header, now
 from cao_lab.runlog import EpochRecord, LogError, RunLog, Status
+from cao_lab.stopping import StopRequest, stop_requests
 from cao_lab.training import Training
 
 # Epochs of small problems take milliseconds, and saving each of them would take longer than the training.
@@ -38,30 +37,6 @@ class Outcome:
     folder: Path
     message: str
     exit_code: int
-
-
-@dataclass
-class StopRequest:
-    """The signal that asked the run to stop, if one did."""
-
-    signal: int = 0
-
-
-@contextmanager
-def stop_requests() -> Iterator[StopRequest]:
-    """Take note of SIGTERM and Ctrl-C instead of dying by them; a second one acts at once."""
-    request = StopRequest()
-
-    def note(number: int, _: FrameType | None) -> None:
-        request.signal = number
-        signal.signal(number, before[signal.Signals(number)])
-
-    before = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield request
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def run(config: RunConfig, execution: Execution) -> Outcome:

@@ -1,0 +1,31 @@
+"""Being asked to stop: SIGTERM and Ctrl-C are noted, and acted on when it does no harm."""
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FrameType
+
+
+@dataclass
+class StopRequest:
+    """The signal that asked the run to stop, if one did."""
+
+    signal: int = 0
+
+
+@contextmanager
+def stop_requests() -> Iterator[StopRequest]:
+    """Take note of SIGTERM and Ctrl-C instead of dying by them; a second one acts at once."""
+    request = StopRequest()
+
+    def note(number: int, _: FrameType | None) -> None:
+        request.signal = number
+        signal.signal(number, before[signal.Signals(number)])
+
+    before = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield request
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

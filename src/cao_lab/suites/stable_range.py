@@ -1,0 +1,76 @@
+"""The largest effective learning rate α/η at which training still works: the paper's "widened range" as a number.
+
+A rate works if the train loss falls below a declared value (`protocol.stable_loss`) within the budget. From a rate that
+works, factors of four lead to the first that does not, and bisection in the logarithm narrows the gap to 19 %. Neither
+momentum nor clipping nor weight decay takes part.
+"""
+
+import math
+from dataclasses import replace
+
+from cao_lab.assumptions import DAMPING
+from cao_lab.config import RunConfig
+from cao_lab.optimizer_config import CAOConfig, OptimizerConfig, SGDConfig
+from cao_lab.protocol import stable_loss
+from cao_lab.suites.rounds import FinishedRun, Rounds, together
+
+RANKS = (0, 1, 5, 10)
+FIRST_RATE = 0.1
+GROWTH = 4.0
+LARGEST_RATE = 1e4
+BISECTIONS = 3
+
+# Eleven eigenvalues, so that rank 10 and the first that it leaves out can be compared with 2/λ.
+MONITORED = 11
+
+SGD = SGDConfig(momentum=0.0, weight_decay=0.0, max_gradient_norm=None)
+DIGITS = RunConfig(SGD, "digits", "mlp", epochs=20, monitor_curvature=MONITORED)
+CIFAR = RunConfig(SGD, "cifar10", "resnet18", epochs=5, width=8, train_samples=2000, monitor_curvature=MONITORED)
+STEPS_PER_EPOCH = {"digits": 12, "cifar10": 16}
+
+
+def stable_range() -> Rounds:
+    """Search for the largest rate of SGD and of CAO at each rank, on digits and on a small ResNet."""
+    yield from together(
+        largest_stable_rate(replace(task, optimizer=optimizer))
+        for task in (DIGITS, CIFAR)
+        for optimizer in optimizers(STEPS_PER_EPOCH[task.dataset])
+    )
+
+
+def optimizers(refresh_every: int) -> list[OptimizerConfig]:
+    """Return SGD and CAO of each rank, the sketch refreshed once an epoch."""
+    plain = CAOConfig(refresh_every=refresh_every, max_update_norm=None, weight_decay=0.0)
+    return [SGD, *(replace(plain, rank=rank) for rank in RANKS)]
+
+
+def largest_stable_rate(config: RunConfig) -> Rounds:
+    """Grow the rate until a run fails (or shrink it until one works), then bisect between the two."""
+    works = (yield [at_effective_rate(config, FIRST_RATE)])[0]
+    stable, rate = is_stable(works), FIRST_RATE
+    factor = GROWTH if stable else 1 / GROWTH
+    while 1 / LARGEST_RATE < rate < LARGEST_RATE:
+        rate *= factor
+        probe = (yield [at_effective_rate(config, rate)])[0]
+        if is_stable(probe) != stable:
+            break
+    else:
+        return
+    low, high = min(rate, rate / factor), max(rate, rate / factor)
+    for _ in range(BISECTIONS):
+        middle = math.sqrt(low * high)
+        probe = (yield [at_effective_rate(config, middle)])[0]
+        low, high = (middle, high) if is_stable(probe) else (low, middle)
+
+
+def at_effective_rate(config: RunConfig, rate: float) -> RunConfig:
+    """Return the run whose complement moves at this rate: α for SGD, α/η for CAO."""
+    alpha = rate * DAMPING if isinstance(config.optimizer, CAOConfig) else rate
+    return replace(config, optimizer=replace(config.optimizer, lr=float(f"{alpha:.4g}")))
+
+
+def is_stable(run: FinishedRun) -> bool:
+    """Whether the run came below the declared loss in time and did not diverge."""
+    declared = stable_loss(run.config.task)
+    assert declared is not None
+    return run.status == "finished" and run.lowest_train_loss < declared
