@@ -358,7 +358,7 @@ class CAO(Optimizer):
         return self._layout
 
     def _reserve(self) -> None:
-        """Make the state that a checkpoint of a later step will fill, as torch's own optimizers do at their first step."""
+        """Make the state that a later checkpoint will fill, as torch's own optimizers do at their first step."""
         params = [p for p in self._parameters() if p.grad is not None and "vector_0" not in self.state[p]]
         if self._settings["rank"] > 0 and params and self._progress["refreshed_at"] < 0:
             store_rows(self.state, params, stored_rows(self.state, params, self._settings["rank"]))

@@ -73,3 +73,9 @@ def check_parameters(params: Sequence[Tensor]) -> None:
             raise ValueError(f"parameters must be real, got one of {param.dtype}; use torch.view_as_real")
         if tensor_module is not None and isinstance(param, tensor_module.DTensor):
             raise ValueError("sharded parameters (DTensor) are not supported yet; use DistributedDataParallel")
+
+
+def check_gradients(params: Sequence[Tensor]) -> None:
+    """Refuse gradients that cannot be multiplied by a preconditioner."""
+    if any(p.grad is not None and p.grad.is_sparse for p in params):
+        raise ValueError("CAO needs dense gradients, got a sparse one; build the embedding with sparse=False")

@@ -1,97 +1,149 @@
-"""One step of CAO on a list of tensors: d = P g, its clipping, momentum, and the move."""
+"""One step of CAO on flat stretches of parameters: d = P g, its clipping, momentum, and the move."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
+
+# Large parameters are worked on in stretches of this many numbers, which stay in a core's cache between operations;
+# smaller ones are joined until they are as many, which saves calls.
+STRETCH = 1 << 17
 
 
 @dataclass(frozen=True)
-class Move:
-    """A parameter that moves in this step, and what moves it."""
+class Stretch:
+    """A part of a large parameter, or several small ones that are neighbours in the sketch."""
 
-    param: Tensor
-    gradient: Tensor
-    vectors: Sequence[Tensor]
-    """The parameter's share of each sketched eigenvector; empty where the sketch does not reach."""
-    lr: float
-    momentum: float
-    shrinkage: float
-    """lr · weight decay where that is decoupled."""
+    params: Sequence[Tensor]
+    buffers: Sequence[Tensor]
+    """Momentum buffers, shaped like the parameters; empty without momentum."""
+    gradient: Float[Tensor, " n"]
+    rows: Float[Tensor, "k n"] | None
+    """The sketched eigenvectors' entries here; None where the sketch does not reach."""
+    settings: Mapping[str, Any]
     rate: float
     """√(lr / largest lr): the group's entry in D^½."""
-    state: dict[str, Any]
+
+    def directed_gradient(self) -> Float[Tensor, " n"]:
+        """Return the gradient with its sign and weight decay, in the precision of the sketch."""
+        gradient = -self.gradient if self.settings["maximize"] else self.gradient
+        decay = 0.0 if self.settings["decoupled_weight_decay"] else self.settings["weight_decay"]
+        if decay != 0:
+            gradient = gradient.add(flattened(self.params), alpha=decay)
+        return gradient if self.rows is None else gradient.to(self.rows.dtype)
+
+    def update(self, base: float, weights: Float[Tensor, " k"]) -> Float[Tensor, " n"]:
+        """Return this stretch of d = base·g + V·weights."""
+        gradient = self.directed_gradient()
+        if self.rows is None:
+            return gradient if base == 1 else gradient * base
+        return torch.addmv(gradient, self.rows.T, weights, beta=base, alpha=1 / self.rate)
+
+    def move(self, update: Float[Tensor, " n"]) -> None:
+        """Apply decoupled weight decay, momentum and the learning rate."""
+        lr, momentum = float(self.settings["lr"]), self.settings["momentum"]
+        updates = unflattened(update, self.params)
+        if self.settings["decoupled_weight_decay"] and self.settings["weight_decay"] != 0:
+            torch._foreach_mul_(self.params, 1 - lr * self.settings["weight_decay"])
+        if momentum != 0:
+            torch._foreach_mul_(self.buffers, momentum)
+            torch._foreach_add_(self.buffers, updates)
+            updates = self.buffers
+        torch._foreach_add_(self.params, updates, alpha=-lr)
 
 
-def take_step(moves: Sequence[Move], base: float, gains: Sequence[float], max_update_norm: float | None) -> None:
-    """Move every parameter by −lr times its (momentum-averaged, clipped) share of d = base·g + V diag(gains) Vᵀ g.
+def take_step(stretches: Sequence[Stretch], base: float, gains: Sequence[float], max_update_norm: float | None) -> None:
+    """Move every parameter by −lr times its (clipped, momentum-averaged) share of d = base·g + V diag(gains) Vᵀ g.
 
     With different rates the symmetric form d = D^-½ P D^½ g is taken, since diag(lr)·P need not descend.
     """
-    weights = [along * gain for along, gain in zip(projections(moves, len(gains)), gains, strict=True)]
-    clip = None if max_update_norm is None else clip_factor(moves, base, weights, max_update_norm)
-    if clip is not None:
-        weights = [weight * clip for weight in weights]
-    scaled_base = base if clip is None else base * clip
-    for move in moves:
-        move_parameter(move, scaled_base, weights)
+    weights = correction_weights(stretches, gains)
+    clip = None if max_update_norm is None else clip_factor(stretches, base, weights, max_update_norm)
+    for stretch in stretches:
+        update = stretch.update(base, weights)
+        stretch.move(update if clip is None else update * clip)
 
 
-def projections(moves: Sequence[Move], count: int) -> list[Tensor]:
-    """Return ⟨vᵢ, D^½ g⟩ for each sketched vector, as scalars on the parameters' device."""
-    reached = [move for move in moves if move.vectors]
+def correction_weights(stretches: Sequence[Stretch], gains: Sequence[float]) -> Float[Tensor, " k"]:
+    """Return diag(gains) Vᵀ D^½ g, on the parameters' device."""
+    reached = [stretch for stretch in stretches if stretch.rows is not None]
     if not reached:
-        return [torch.zeros(()) for _ in range(count)]
-    return [torch.stack([_projection(move, index) for move in reached]).sum() for index in range(count)]
+        return torch.zeros(len(gains))
+    total = reached[0].gradient.new_zeros(len(gains), dtype=reached[0].rows.dtype)
+    for stretch in reached:
+        total.addmv_(stretch.rows, stretch.directed_gradient(), alpha=stretch.rate)
+    return total * torch.tensor(gains, dtype=total.dtype).to(total.device, non_blocking=True)
 
 
-def _projection(move: Move, index: int) -> Tensor:
-    vector = move.vectors[index]
-    return torch.dot(vector.reshape(-1), move.gradient.reshape(-1).to(vector.dtype)) * move.rate
-
-
-def clip_factor(moves: Sequence[Move], base: float, weights: Sequence[Tensor], max_update_norm: float) -> Tensor:
-    """Return min(1, c/‖d‖) without a round trip to the host; each tensor's share of d is made and dropped again."""
-    norms = [update_of(move, base, weights).norm() for move in moves]
+def clip_factor(
+    stretches: Sequence[Stretch], base: float, weights: Float[Tensor, " k"], max_update_norm: float
+) -> Tensor:
+    """Return min(1, c/‖d‖) without a round trip to the host; each stretch of d is made and dropped again."""
+    norms = [stretch.update(base, weights).norm() for stretch in stretches]
+    if not norms:
+        return torch.ones(())
     return torch.clamp(max_update_norm / torch.stack(norms).norm(), max=1.0)
 
 
-def update_of(move: Move, base: float | Tensor, weights: Sequence[Tensor]) -> Tensor:
-    """Return a parameter's share of d, in the precision of the sketch."""
-    if not move.vectors:
-        return move.gradient * base
-    update = move.gradient.to(move.vectors[0].dtype) * base
-    for vector, weight in zip(move.vectors, weights, strict=True):
-        update.addcmul_(vector, weight, value=1 / move.rate)
-    return update
+def stretches_of(
+    group: Mapping[str, Any],
+    rate: float,
+    place: Callable[[Tensor], int | None],
+    rows: Float[Tensor, "k n"] | None,
+    buffer_of: Callable[[Tensor], Tensor],
+) -> Iterator[Stretch]:
+    """Cut and join a group's parameters that have a gradient into stretches.
+
+    `place` tells where in the rows of the sketch a parameter begins, None if it is not there.
+    """
+    has_momentum = group["momentum"] != 0
+
+    def stretch(params: list[Tensor], gradient: Tensor, buffers: list[Tensor], start: int | None) -> Stretch:
+        here = None if rows is None or start is None else rows[:, start : start + gradient.numel()]
+        return Stretch(params, buffers, gradient, here, group, rate)
+
+    for run in neighbours((p for p in group["params"] if p.grad is not None), place):
+        buffers = [buffer_of(p) for p in run] if has_momentum else []
+        start = place(run[0])
+        if len(run) > 1 or not is_flat(run[0], buffers):
+            yield stretch(run, flattened([p.grad for p in run]), buffers, start)
+            continue
+        pieces = [tensor.view(-1).split(STRETCH) for tensor in (run[0], run[0].grad, *buffers)]
+        for index, (param, gradient, *buffer) in enumerate(zip(*pieces, strict=True)):
+            yield stretch([param], gradient, buffer, None if start is None else start + index * STRETCH)
 
 
-def add_update(target: Tensor, move: Move, base: float | Tensor, weights: Sequence[Tensor], factor: float) -> None:
-    """Add factor · d to the target, without a temporary unless the precisions differ."""
-    if move.vectors and move.vectors[0].dtype != target.dtype:
-        target.add_(update_of(move, base, weights), alpha=factor)
-        return
-    if isinstance(base, Tensor):
-        target.addcmul_(move.gradient, base, value=factor)
-    else:
-        target.add_(move.gradient, alpha=factor * base)
-    for vector, weight in zip(move.vectors, weights, strict=bool(move.vectors)):
-        target.addcmul_(vector, weight, value=factor / move.rate)
+def neighbours(params: Iterable[Tensor], place: Callable[[Tensor], int | None]) -> Iterator[list[Tensor]]:
+    """Join small parameters that follow each other in the sketch, or are all outside it, up to a stretch."""
+    run: list[Tensor] = []
+    size, end = 0, None
+    for param in params:
+        start, count = place(param), param.numel()
+        if run and (start != end or size + count > STRETCH):
+            yield run
+            run, size = [], 0
+        run.append(param)
+        size, end = size + count, None if start is None else start + count
+    if run:
+        yield run
 
 
-def move_parameter(move: Move, base: float | Tensor, weights: Sequence[Tensor]) -> None:
-    """Apply decoupled weight decay and momentum, if any, and the learning rate."""
-    if move.shrinkage != 0:
-        move.param.mul_(1 - move.shrinkage)
-    if move.momentum == 0:
-        add_update(move.param, move, base, weights, -move.lr)
-        return
-    buffer = move.state.get("momentum_buffer")
-    if buffer is None:
-        buffer = move.state["momentum_buffer"] = update_of(move, base, weights).to(move.param.dtype, copy=True)
-    else:
-        buffer.mul_(move.momentum)
-        add_update(buffer, move, base, weights, 1.0)
-    move.param.add_(buffer, alpha=-move.lr)
+def is_flat(param: Tensor, buffers: Sequence[Tensor]) -> bool:
+    """Whether a parameter, its gradient and its buffer can be viewed as vectors without a copy."""
+    return all(tensor.is_contiguous() for tensor in (param, param.grad, *buffers))
+
+
+def flattened(tensors: Sequence[Tensor]) -> Float[Tensor, " n"]:
+    """Return the tensors as one vector, a view where that is possible."""
+    return tensors[0].reshape(-1) if len(tensors) == 1 else torch.cat([tensor.reshape(-1) for tensor in tensors])
+
+
+def unflattened(vector: Float[Tensor, " n"], like: Sequence[Tensor]) -> list[Tensor]:
+    """Cut a vector into tensors of given shapes."""
+    if len(like) == 1:
+        return [vector.view(like[0].shape)]
+    pieces = vector.split([tensor.numel() for tensor in like])
+    return [piece.view(tensor.shape) for piece, tensor in zip(pieces, like, strict=True)]
