@@ -103,6 +103,7 @@ class GaussNewton:
             raise ValueError(f"params must be parameters of the model, got others of shapes {unknown}")
         self._use_forward_mode = True
 
+    @torch.enable_grad()
     def __matmul__(self, columns: Float[Tensor, "n k"]) -> Float[Tensor, "n k"]:
         """Return the product with each column: J by forward mode, ∇²ℓ at the outputs, Jᵀ by reverse mode."""
         product = zeros_of(self.params, columns)
