@@ -7,6 +7,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, hessian
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 
+from cao import CAO
+
 SPECTRUM = (9.0, -4.0, 2.0, 1.0, 0.5, -0.25)
 
 
@@ -131,15 +133,19 @@ def dense_preconditioner(
     return torch.linalg.inv(sketch + damping * torch.eye(len(matrix), dtype=matrix.dtype))
 
 
+def step_on(loss: Tensor, optimizer: torch.optim.Optimizer) -> None:
+    """Do what the documented loop does with a loss; another optimizer than ours has no curvature to refresh."""
+    optimizer.zero_grad()
+    if isinstance(optimizer, CAO):
+        optimizer.refresh_if_due(loss)
+    loss.backward()
+    optimizer.step()
+
+
 def train(model: nn.Module, optimizer: torch.optim.Optimizer, batches: list[tuple[Tensor, Tensor]]) -> None:
-    """Take one step a batch, by the loop that the optimizer documents."""
+    """Take one step a batch."""
     for data in batches:
-        loss = loss_of(model, data)
-        optimizer.zero_grad()
-        if hasattr(optimizer, "refresh_if_due"):
-            optimizer.refresh_if_due(loss)
-        loss.backward()
-        optimizer.step()
+        step_on(loss_of(model, data), optimizer)
 
 
 def uneven_network(dtype: torch.dtype = torch.float64) -> nn.Module:
@@ -159,9 +165,5 @@ def ten_steps(model: nn.Module, optimizer: torch.optim.Optimizer, first: int) ->
 def descend(problem: Quadratic, optimizer: torch.optim.Optimizer, steps: int) -> Tensor:
     """Take steps on a quadratic and return where they led."""
     for _ in range(steps):
-        loss = problem.loss()
-        optimizer.zero_grad()
-        optimizer.refresh_if_due(loss)
-        loss.backward()
-        optimizer.step()
+        step_on(problem.loss(), optimizer)
     return problem.theta

@@ -156,6 +156,17 @@ def test_a_refresh_may_stand_between_a_forward_in_evaluation_mode_and_its_backwa
     loss.backward()
 
 
+@sources
+def test_a_refresh_works_where_gradients_are_disabled(kind):
+    model, data = smooth_network(), batch()
+    loss = loss_of(model, data)
+    optimizers = [CAO(model.parameters(), 0.1, rank=2) for _ in range(2)]
+    optimizers[0].refresh(source_of(kind, model, data, loss))
+    with torch.no_grad():
+        optimizers[1].refresh(source_of(kind, model, data, loss))
+    assert optimizers[0].sketch == optimizers[1].sketch
+
+
 def test_random_numbers_drawn_by_a_source_leave_all_streams_alone():
     problem = Quadratic()
 
