@@ -1,0 +1,141 @@
+import subprocess
+import sys
+
+import pytest
+
+from cao_lab import checkpoint, session
+from cao_lab.cli import main
+from cao_lab.runlog import RunLog, read_header
+
+FOLDER = "runs/digits-mlpw8/sgd/seed0"
+SHORT = ["train", "sgd", "--epochs", "2", "--width", "8"]
+
+
+@pytest.fixture
+def cao(tmp_path, capsys, monkeypatch):
+    """Return a function that runs a command and gives its exit code and what it said."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments):
+        with pytest.raises(SystemExit) as exit_:
+            main(list(arguments))
+        said = capsys.readouterr()
+        return exit_.value.code, said.out + said.err
+
+    return run
+
+
+def test_training_leaves_a_log_and_says_where(cao, tmp_path):
+    code, said = cao(*SHORT)
+    assert (code, said) == (0, f"finished after 2 of 2 epochs: logs/{FOLDER}\n")
+    header = read_header(tmp_path / "logs" / FOLDER)
+    assert header["status"] == "finished"
+    assert header["command"] == "cao train sgd --epochs 2 --width 8"
+    assert header["steps_per_epoch"] == 12
+    assert len((tmp_path / "logs" / FOLDER / "epochs.csv").read_text().splitlines()) == 3
+
+
+def test_a_finished_run_is_left_alone(cao):
+    cao(*SHORT)
+    assert cao(*SHORT) == (0, f"logs/{FOLDER} has already finished\n")
+
+
+def test_another_config_in_the_same_folder_is_refused_with_the_difference(cao):
+    cao(*SHORT)
+    code, said = cao("train", "sgd", "--epochs", "3", "--width", "8")
+    assert code == 2
+    assert "epochs: 2 in the log, 3 now" in said
+    assert said.count("\n") == 1
+
+
+def test_a_folder_in_use_is_refused(cao, tmp_path):
+    with RunLog(tmp_path / "logs" / FOLDER):
+        code, said = cao(*SHORT)
+    assert code == 2
+    assert "another process is working on" in said
+
+
+def test_divergence_has_a_code_of_its_own(cao, tmp_path):
+    arguments = ["train", "sgd", "--lr", "1e30", "--max-gradient-norm", "None"]
+    code, said = cao(*arguments)
+    assert code == 3
+    assert "the loss became non-finite in epoch 1" in said
+    assert read_header(next(tmp_path.glob("logs/*/*/*/*")))["status"] == "diverged"
+    assert cao(*arguments)[0] == 3
+
+
+def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one(cao, tmp_path, monkeypatch):
+    monkeypatch.setattr(session, "SECONDS_BETWEEN_CHECKPOINTS", 0.0)
+    cao(*SHORT)
+    folder = tmp_path / "logs" / FOLDER
+    expected = [line.split(",")[:6] for line in (folder / "epochs.csv").read_text().splitlines()]
+
+    def die(*_):
+        raise RuntimeError("power cut")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(session.Session, "finish", die)
+        patch.chdir(tmp_path.joinpath("again").mkdir() or tmp_path / "again")
+        with pytest.raises(RuntimeError, match="power cut"):
+            main(SHORT)
+    again = tmp_path / "again/logs" / FOLDER
+    assert read_header(again)["status"] == "failed"
+    checkpoint.current(again).write_bytes(b"torn")
+    code, said = cao(*SHORT, "--logs", str(tmp_path / "again/logs"))
+    assert code == 0
+    assert "checkpoint.pt is damaged" in said
+    assert [line.split(",")[:6] for line in (again / "epochs.csv").read_text().splitlines()] == expected
+
+
+def test_a_full_disk_ends_the_run_in_one_line(cao, tmp_path, monkeypatch):
+    def full(*_args, **_kwargs):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoint.torch, "save", full)
+    code, said = cao(*SHORT)
+    assert code == 2
+    assert "the disk is full" in said
+    assert read_header(tmp_path / "logs" / FOLDER)["status"] == "failed"
+
+
+def test_a_mistyped_flag_gets_a_suggestion(cao):
+    code, said = cao("train", "sgd", "--epoch", "3")
+    assert code == 2
+    assert "--epochs" in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["train", "lbfgs"], "cao: lbfgs needs the whole training set in a step: add --batch-size None"),
+        (["train", "sgd", "--epochs", "0"], "cao: epochs must be at least 1, got 0"),
+        (["train", "cao", "--damping", "-1"], "cao: damping must be"),
+        (["train", "sgd", "--dataset", "cifar10"], "cao: cifar10 needs --data-dir DIR or $CAO_DATA"),
+        (["train", "sgd", "--train-samples", "5"], "cao: train_samples must be from"),
+        (["suite", "nonsense"], "cao: no suite is called nonsense"),
+        (["suite", "demo", "--jobs", "0"], "cao: jobs must be at least 1, got 0"),
+    ],
+)
+def test_wrong_input_is_answered_in_one_line(cao, monkeypatch, arguments, message):
+    monkeypatch.delenv("CAO_DATA", raising=False)
+    code, said = cao(*arguments)
+    assert code == 2
+    assert said.startswith(message)
+    assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", [[], ["train"], ["train", "cao"], ["suite"], ["report"], ["theory"], ["data"]])
+def test_every_command_has_help(cao, command):
+    code, said = cao(*command, "--help")
+    assert code == 0
+    assert "usage: cao" in said
+
+
+def test_help_does_not_wait_for_torch():
+    script = "import sys, cao_lab.cli, cao_lab.runner; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
+
+
+def test_tensorboard_gets_the_rows(cao, tmp_path):
+    assert cao(*SHORT, "--tensorboard")[0] == 0
+    assert list((tmp_path / "logs" / FOLDER / "tensorboard").glob("events.*"))
