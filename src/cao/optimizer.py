@@ -3,7 +3,6 @@
 import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import accumulate
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
@@ -15,7 +14,7 @@ from cao.curvature import Hessian, LossFunction, MeanOverRanks, ParameterOperato
 from cao.linalg import Eigenpairs, column_major, lanczos, random_columns, subspace_iteration
 from cao.preconditioner import NegativeCurvature, Scaling, base_gain, correction_gains, is_singular
 from cao.settings import SKETCH_SETTINGS, Eigensolver, check_gradients, check_parameters, check_settings
-from cao.storage import forget_rows, sketch_dtype, store_rows, stored_rows
+from cao.storage import Layout, forget_rows, sketch_dtype, store_rows, stored_rows
 from cao.update import Stretch, stretches_of, take_step
 
 Source: TypeAlias = Tensor | LossFunction | ParameterOperator | Eigenpairs
@@ -43,15 +42,6 @@ class Counters(NamedTuple):
     """Refreshes that came out non-finite and were discarded."""
     singular_directions: int
     """Directions left to the complement because λ + η vanished under the signed rule."""
-
-
-class Layout:
-    """Where in the rows of the sketch each parameter begins."""
-
-    def __init__(self, params: Sequence[Tensor], rows: Tensor | None) -> None:
-        ends = accumulate((p.numel() for p in params), initial=0)
-        self.places = dict(zip(params, ends, strict=False))
-        self.rows = rows
 
 
 class CAO(Optimizer):
@@ -316,8 +306,8 @@ class CAO(Optimizer):
         if self._settings["negative_curvature"] == "signed":
             progress["singular_directions"] += int(is_singular(values, self._damping).sum())
         forget_rows(self.state)
-        store_rows(self.state, params, pairs.vectors.T)
-        self._layout = Layout(params, pairs.vectors.T)
+        self._layout = Layout(params, pairs.vectors.T.contiguous())
+        store_rows(self.state, params, self._layout.rows)
 
     @property
     def _uses_sketch(self) -> bool:
@@ -334,7 +324,9 @@ class CAO(Optimizer):
 
     def _stretches(self) -> Iterator[Stretch]:
         """Yield what moves in this step: all parameters that have a gradient and a learning rate."""
-        layout = self._current_layout()
+        layout = self._current_layout() if self._uses_sketch else None
+        if layout is None:
+            self._reserve()
         highest = max(float(group["lr"]) for group in self.param_groups)
         for group in self.param_groups:
             lr = float(group["lr"])
@@ -342,23 +334,18 @@ class CAO(Optimizer):
             if lr > 0 or highest == 0:
                 check_gradients(group["params"])
                 rate = math.sqrt(lr / highest) if highest > 0 else 1.0
-                yield from stretches_of(group, rate, layout.places.get, layout.rows, self._momentum_buffer)
+                yield from stretches_of(group, rate, layout, self._momentum_buffer)
 
-    def _current_layout(self) -> "Layout":
-        """Return where the sketch is; before there is one, zeros hold its place in the state."""
-        if not self._uses_sketch:
-            self._reserve()
-            return Layout([], None)
+    def _current_layout(self) -> Layout:
+        """Return where the sketch is: after a checkpoint or a copy, shares become views of one matrix again."""
         if self._layout is None:
-            # After a checkpoint or a copy the shares are separate tensors; they become views of one matrix again.
             params = [p for p in self._parameters() if "vector_0" in self.state[p]]
-            rows = stored_rows(self.state, params, self._settings["rank"])
-            store_rows(self.state, params, rows)
-            self._layout = Layout(params, rows)
+            self._layout = Layout(params, stored_rows(self.state, params, self._settings["rank"]))
+            store_rows(self.state, params, self._layout.rows)
         return self._layout
 
     def _reserve(self) -> None:
-        """Make the state that a later checkpoint will fill, as torch's own optimizers do at their first step."""
+        """Let zeros hold the sketch's place in the state, so that a checkpoint can be loaded into it."""
         params = [p for p in self._parameters() if p.grad is not None and "vector_0" not in self.state[p]]
         if self._settings["rank"] > 0 and params and self._progress["refreshed_at"] < 0:
             store_rows(self.state, params, stored_rows(self.state, params, self._settings["rank"]))

@@ -1,6 +1,7 @@
 """Where the sketch lives: in one matrix, of which each parameter's state shows its share."""
 
 from collections.abc import Iterable, MutableMapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -8,6 +9,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 State = MutableMapping[Tensor, dict[str, Any]]
+
+
+class Layout:
+    """The rows of the sketch, and where in them each parameter begins."""
+
+    def __init__(self, params: Sequence[Tensor], rows: Float[Tensor, "k n"]) -> None:
+        self.rows = rows
+        self.places = dict(zip(params, accumulate((p.numel() for p in params), initial=0), strict=False))
 
 
 def sketch_dtype(params: Iterable[Tensor]) -> torch.dtype:

@@ -8,6 +8,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from cao.storage import Layout
+
 # Large parameters are worked on in stretches of this many numbers, which stay in a core's cache between operations;
 # smaller ones are joined until they are as many, which saves calls.
 STRETCH = 1 << 17
@@ -17,8 +19,8 @@ STRETCH = 1 << 17
 class Stretch:
     """A part of a large parameter, or several small ones that are neighbours in the sketch."""
 
-    params: Sequence[Tensor]
-    buffers: Sequence[Tensor]
+    params: list[Tensor]
+    buffers: list[Tensor]
     """Momentum buffers, shaped like the parameters; empty without momentum."""
     gradient: Float[Tensor, " n"]
     rows: Float[Tensor, "k n"] | None
@@ -69,12 +71,12 @@ def take_step(stretches: Sequence[Stretch], base: float, gains: Sequence[float],
 
 def correction_weights(stretches: Sequence[Stretch], gains: Sequence[float]) -> Float[Tensor, " k"]:
     """Return diag(gains) Vᵀ D^½ g, on the parameters' device."""
-    reached = [stretch for stretch in stretches if stretch.rows is not None]
+    reached = [(stretch, stretch.rows) for stretch in stretches if stretch.rows is not None]
     if not reached:
         return torch.zeros(len(gains))
-    total = reached[0].gradient.new_zeros(len(gains), dtype=reached[0].rows.dtype)
-    for stretch in reached:
-        total.addmv_(stretch.rows, stretch.directed_gradient(), alpha=stretch.rate)
+    total = torch.zeros_like(reached[0][1][:, 0])
+    for stretch, rows in reached:
+        total.addmv_(rows, stretch.directed_gradient(), alpha=stretch.rate)
     return total * torch.tensor(gains, dtype=total.dtype).to(total.device, non_blocking=True)
 
 
@@ -89,39 +91,35 @@ def clip_factor(
 
 
 def stretches_of(
-    group: Mapping[str, Any],
-    rate: float,
-    place: Callable[[Tensor], int | None],
-    rows: Float[Tensor, "k n"] | None,
-    buffer_of: Callable[[Tensor], Tensor],
+    group: Mapping[str, Any], rate: float, layout: Layout | None, buffer_of: Callable[[Tensor], Tensor]
 ) -> Iterator[Stretch]:
-    """Cut and join a group's parameters that have a gradient into stretches.
-
-    `place` tells where in the rows of the sketch a parameter begins, None if it is not there.
-    """
-    has_momentum = group["momentum"] != 0
+    """Cut and join a group's parameters that have a gradient into stretches."""
+    places = {} if layout is None else layout.places
 
     def stretch(params: list[Tensor], gradient: Tensor, buffers: list[Tensor], start: int | None) -> Stretch:
-        here = None if rows is None or start is None else rows[:, start : start + gradient.numel()]
-        return Stretch(params, buffers, gradient, here, group, rate)
+        rows = None
+        if layout is not None and start is not None:
+            rows = layout.rows[:, start : start + gradient.numel()]
+        return Stretch(params, buffers, gradient, rows, group, rate)
 
-    for run in neighbours((p for p in group["params"] if p.grad is not None), place):
-        buffers = [buffer_of(p) for p in run] if has_momentum else []
-        start = place(run[0])
-        if len(run) > 1 or not is_flat(run[0], buffers):
-            yield stretch(run, flattened([p.grad for p in run]), buffers, start)
+    for run in neighbours([p for p in group["params"] if p.grad is not None], places):
+        gradients = [gradient_of(p) for p in run]
+        buffers = [buffer_of(p) for p in run] if group["momentum"] != 0 else []
+        start = places.get(run[0])
+        if len(run) > 1 or not all(tensor.is_contiguous() for tensor in (*run, *gradients, *buffers)):
+            yield stretch(run, flattened(gradients), buffers, start)
             continue
-        pieces = [tensor.view(-1).split(STRETCH) for tensor in (run[0], run[0].grad, *buffers)]
+        pieces = [tensor.view(-1).split(STRETCH) for tensor in (*run, *gradients, *buffers)]
         for index, (param, gradient, *buffer) in enumerate(zip(*pieces, strict=True)):
             yield stretch([param], gradient, buffer, None if start is None else start + index * STRETCH)
 
 
-def neighbours(params: Iterable[Tensor], place: Callable[[Tensor], int | None]) -> Iterator[list[Tensor]]:
+def neighbours(params: Iterable[Tensor], places: Mapping[Tensor, int]) -> Iterator[list[Tensor]]:
     """Join small parameters that follow each other in the sketch, or are all outside it, up to a stretch."""
     run: list[Tensor] = []
     size, end = 0, None
     for param in params:
-        start, count = place(param), param.numel()
+        start, count = places.get(param), param.numel()
         if run and (start != end or size + count > STRETCH):
             yield run
             run, size = [], 0
@@ -131,9 +129,10 @@ def neighbours(params: Iterable[Tensor], place: Callable[[Tensor], int | None]) 
         yield run
 
 
-def is_flat(param: Tensor, buffers: Sequence[Tensor]) -> bool:
-    """Whether a parameter, its gradient and its buffer can be viewed as vectors without a copy."""
-    return all(tensor.is_contiguous() for tensor in (param, param.grad, *buffers))
+def gradient_of(param: Tensor) -> Tensor:
+    """Return the gradient of a parameter that has one."""
+    assert param.grad is not None
+    return param.grad
 
 
 def flattened(tensors: Sequence[Tensor]) -> Float[Tensor, " n"]:
