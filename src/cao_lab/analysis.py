@@ -211,10 +211,10 @@ def seed_band(epochs: DataFrame, column: str, x: str = "epoch") -> DataFrame:
 
     Beyond that a mean would change its seeds, and jump; the single curves go on.
     """
-    complete = epochs.groupby("epoch").filter(lambda rows: len(rows) == epochs["seed"].nunique())
-    grouped = complete.replace([np.inf, -np.inf], np.nan).groupby("epoch")
-    band = DataFrame({"x": grouped[x].mean(), "mean": grouped[column].mean(), "std": grouped[column].std()})
-    return band.dropna(subset="mean")
+    finite = epochs[np.isfinite(epochs[column])].groupby("epoch")
+    columns = {"x": finite[x].mean(), "mean": finite[column].mean(), "std": finite[column].std(), "runs": finite.size()}
+    band = DataFrame(columns)
+    return band[band["runs"] == epochs["run"].nunique()]
 
 
 def undeclared_threshold(epochs: DataFrame) -> float:

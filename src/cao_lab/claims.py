@@ -77,7 +77,7 @@ def factor(setting: Setting) -> Finding:
     gain, note = sooner(setting, "adam", "cao", setting.thresholds.primary)
     bar = 2.95 / RATIO_MARGIN
     verdict = Verdict.HOLDS if gain.low >= bar else Verdict.FAILS if gain.high < bar else Verdict.UNDECIDED
-    return Finding(verdict, f"train loss {setting.thresholds.primary:g}: {said(gain)} sooner than Adam{note}")
+    return Finding(verdict, f"to train loss {setting.thresholds.primary:g}, Adam needs {said(gain)} CAO's epochs{note}")
 
 
 def threshold_range(setting: Setting) -> Finding:
@@ -104,7 +104,9 @@ def early_loss(setting: Setting) -> Finding:
         return untested("CAO, adam and sgd")
     ratios = {part: ratio_interval(means[part], means["cao"]) for part in ("adam", "sgd", "matched")}
     verdicts = [with_control(ratios[part], ratios["matched"]) for part in ("adam", "sgd")]
-    told = "; ".join(f"{part}: {said(ratio)} CAO's loss" for part, ratio in ratios.items() if ratio.count)
+    told = "; ".join(
+        f"{setting.name(part)} has {said(ratio)} CAO's loss" for part, ratio in ratios.items() if ratio.count
+    )
     return Finding(all_of(verdicts), told)
 
 
@@ -145,7 +147,7 @@ def rank_insensitivity(setting: Setting) -> Finding:
         points = difference_interval(last_accuracy(setting, rank), last_accuracy(setting, "cao"))
         verdicts += [equality(epochs, 1 / RATIO_MARGIN, RATIO_MARGIN)]
         verdicts += [equality(points, -ACCURACY_MARGIN, ACCURACY_MARGIN)]
-        told.append(f"{rank}: epochs {said(epochs)}{note}, accuracy {100 * points.center:+.2f} points")
+        told.append(f"{setting.name(rank)}: epochs {said(epochs)}{note}, accuracy {100 * points.center:+.2f} points")
     return Finding(all_of(verdicts), "; ".join(told) + " (against k = 1)")
 
 

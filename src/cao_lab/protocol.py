@@ -20,6 +20,8 @@ TUNED_SUITES = ("mini-tuned",)
 """Suites in which every optimizer runs at its own best rate, so that tuned SGD is the control."""
 PROBING_SUITES = ("mini-tuned", "stable-range", "ill-conditioned")
 """Suites that try rates on purpose at which runs fail; a divergence there is no failure of the method."""
+SUITE_ORDER = ("paper", "mini", "mini-tuned", "sensitivity", "ill-conditioned", "stable-range", "demo")
+"""In which order suites are shown; others follow."""
 PAPER_TASK = "cifar100-resnet18"
 CLASSES = {"cifar10": 10, "cifar100": 100, "digits": 10}
 

@@ -21,6 +21,9 @@ from cao_lab.protocol import PAPER_THRESHOLDS, PROBING_SUITES
 from cao_lab.tabular import NOT_REACHED, Table, ratio, spread
 from cao_lab.verdicts import Setting
 
+SEARCHES = ("stable-range", "ill-conditioned")
+"""Suites that ask for rates or for steps; their final accuracy answers nothing."""
+
 
 def expected_seeds(runs: DataFrame) -> Series:
     """Return how many seeds each label should have: as many as any label of its task, where none is a search."""
@@ -58,7 +61,7 @@ def paper_accuracy_table(logs: Logs, found: list[Setting]) -> Table:
     rows = []
     for one in found:
         played = [cells.get((one.suite, one.task, one.labels.get(part, "")), "–") for part in ("sgd", "adam", "cao")]
-        if played != ["–"] * 3 and one.epochs["test_accuracy"].notna().any():
+        if one.suite not in SEARCHES and played != ["–"] * 3 and one.epochs["test_accuracy"].notna().any():
             rows.append([one.suite, one.task, *played])
     columns = ["Suite", "Task", "SGD", "Adam", "CAO (k=1)"]
     caption = "Final test accuracy, mean ± std over seeds († single seed)."

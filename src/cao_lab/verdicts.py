@@ -9,7 +9,7 @@ from pandas import DataFrame
 
 from cao_lab.analysis import TASK_KEY, Interval, first_epoch_below, product_prices, ratio_interval
 from cao_lab.logreader import Logs
-from cao_lab.protocol import RATIO_MARGIN, Thresholds, parts, thresholds_of
+from cao_lab.protocol import RATIO_MARGIN, SUITE_ORDER, Thresholds, parts, thresholds_of
 
 
 class Verdict(StrEnum):
@@ -40,6 +40,7 @@ class Setting:
     refreshes: DataFrame
     thresholds: Thresholds | None
     labels: dict[str, str]
+    names: dict[str, str]
     prices: dict[str, float]
 
     @cached_property
@@ -50,6 +51,10 @@ class Setting:
     def of(self, part: str) -> DataFrame:
         """Return the epochs of one part, none if nobody plays it."""
         return self.by_label.get(self.labels.get(part, ""), self.epochs[:0])
+
+    def name(self, part: str) -> str:
+        """Return what to call the method that plays a part."""
+        return self.names[self.labels[part]]
 
     @cached_property
     def known_hits(self) -> dict[float, DataFrame]:
@@ -71,8 +76,8 @@ def untested(*absent: str) -> Finding:
 def said(ratio: Interval) -> str:
     """Return an interval of ratios in words."""
     if ratio.count < 2:
-        return f"{ratio.center:.2f}× (1 seed, no interval)"
-    return f"{ratio.center:.2f}× [{ratio.low:.2f}, {ratio.high:.2f}] over {ratio.count} seeds"
+        return f"{ratio.center:.2f}× (one seed, no interval)"
+    return f"{ratio.center:.2f}× [{ratio.low:.2f}, {ratio.high:.2f}]"
 
 
 def sooner(setting: Setting, slow: str, fast: str, threshold: float) -> tuple[Interval, str]:
@@ -140,22 +145,29 @@ def compare(setting: Setting, slow: str, control: str, threshold: float) -> Find
     gain, note = sooner(setting, slow, "cao", threshold)
     if gain.count == 0:
         return Finding(Verdict.UNDECIDED, f"train loss {threshold:g} was reached by neither on any common seed")
-    evidence = f"train loss {threshold:g}: {said(gain)} sooner than {setting.labels[slow]}{note}"
+    evidence = f"to train loss {threshold:g}, {setting.name(slow)} needs {said(gain)} CAO's epochs{note}"
     if control not in setting.labels:
         verdict = Verdict.UNDECIDED if direction(gain) is Verdict.HOLDS else direction(gain)
         return Finding(verdict, f"{evidence}; no control at the same effective rate")
     rival, rival_note = sooner(setting, control, "cao", threshold)
-    against = f"{said(rival)} against the control {setting.labels[control]}{rival_note}"
+    against = f"the control {setting.name(control)} needs {said(rival)}{rival_note}"
     return Finding(with_control(gain, rival), f"{evidence}; {against}")
 
 
 def settings(logs: Logs) -> list[Setting]:
-    """Return every task of every suite, in order, with its parts recognised."""
+    """Return every task of every suite, the weightiest first, with its parts recognised."""
     found = []
     for (suite, task), epochs in logs.epochs.groupby(TASK_KEY):
         refreshes = logs.refreshes[(logs.refreshes["suite"] == suite) & (logs.refreshes["task"] == task)]
         runs = logs.runs[(logs.runs["suite"] == suite) & (logs.runs["task"] == task) & logs.runs["has_ended"]]
         levels, labels = thresholds_of(str(suite), str(task), epochs), parts(runs, str(suite))
+        names = dict(zip(runs["label"], runs["name"], strict=True))
         prices = product_prices(logs.bench)
-        found.append(Setting(str(suite), str(task), epochs, refreshes, levels, labels, prices))
-    return found
+        found.append(Setting(str(suite), str(task), epochs, refreshes, levels, labels, names, prices))
+    return sorted(found, key=weight)
+
+
+def weight(setting: Setting) -> tuple[int, int]:
+    """Return where a task stands in the report: by suite, and within it the one with most methods first."""
+    known = setting.suite in SUITE_ORDER
+    return SUITE_ORDER.index(setting.suite) if known else len(SUITE_ORDER), -len(setting.by_label)

@@ -1,0 +1,42 @@
+"""Which colour and dash a method has: the same in every figure and on the page."""
+
+from dataclasses import dataclass
+
+from pandas import DataFrame
+
+CURVED = ("#c2185b", "#e64a19", "#7b1fa2", "#f39c12", "#8d6e63", "#ad1457")
+"""Warm colours for CAO with curvature, by rank and variant."""
+PLAIN = {"sgd": "#1f77b4", "adam": "#2e8b57", "adamw": "#17a2b8", "lbfgs": "#5c6bc0"}
+OTHERS = ("#607d8b", "#827717", "#00695c", "#3949ab", "#558b2f", "#455a64")
+CONTROLS = ("#6b7280", "#9c6ade", "#3f8f8a", "#a16207", "#94a3b8", "#7c8a3a")
+"""Controls are dashed: they hold the rate and leave the curvature out, or take a wrong one."""
+
+
+@dataclass(frozen=True)
+class Stroke:
+    """How a method's curve is drawn."""
+
+    colour: str
+    is_dashed: bool = False
+
+
+def in_order(runs: DataFrame) -> DataFrame:
+    """Return one row a method of one task: by optimizer, then rank, then name."""
+    return runs.drop_duplicates("name").sort_values(["optimizer", "rank", "name"], ignore_index=True)
+
+
+def strokes(runs: DataFrame) -> dict[str, Stroke]:
+    """Return a stroke for each name among the runs of one task, in the order in which methods are listed."""
+    methods = in_order(runs)
+    found: dict[str, Stroke] = {}
+    used = {"curved": 0, "control": 0, "other": 0}
+    for name, optimizer, rank, sketch in methods[["name", "optimizer", "rank", "sketch"]].itertuples(index=False):
+        is_control = optimizer == "cao" and (rank == 0 or sketch in ("random", "projected-out"))
+        if optimizer in PLAIN and PLAIN[optimizer] not in {stroke.colour for stroke in found.values()}:
+            found[name] = Stroke(PLAIN[optimizer])
+            continue
+        kind = "control" if is_control or optimizer in PLAIN else "curved" if optimizer == "cao" else "other"
+        colours = {"curved": CURVED, "control": CONTROLS, "other": OTHERS}[kind]
+        found[name] = Stroke(colours[used[kind] % len(colours)], kind == "control" or used[kind] >= len(colours))
+        used[kind] += 1
+    return found
