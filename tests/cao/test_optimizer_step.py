@@ -307,6 +307,27 @@ def test_an_update_within_the_limit_is_not_clipped_and_zero_stays_zero():
     assert step_with(optimizer, param, [0.0, 0.0]).tolist() == [0.0, 0.0]
 
 
+@pytest.mark.parametrize("stretch", [1, 2, 5])
+@pytest.mark.parametrize("missing", [None, 0, 1, 2])
+def test_steps_do_not_depend_on_how_parameters_are_cut_or_joined(monkeypatch, stretch, missing):
+    ends = []
+    for numbers in (stretch, 1 << 17):
+        monkeypatch.setattr("cao.update.STRETCH", numbers)
+        problem = Quadratic(sizes=(1, 3, 2))
+        groups = [{"params": problem.params[:2], "lr": 0.02}, {"params": problem.params[2:], "momentum": 0.5}]
+        optimizer = CAO(groups, 0.01, rank=3, damping=0.5, weight_decay=0.1, max_update_norm=1.0)
+        for step in range(6):
+            loss = problem.loss()
+            optimizer.zero_grad()
+            optimizer.refresh_if_due(loss)
+            loss.backward()
+            if missing is not None and step % 2:
+                problem.params[missing].grad = None
+            optimizer.step()
+        ends.append(problem.theta)
+    torch.testing.assert_close(*ends, rtol=1e-11, atol=1e-13)
+
+
 @pytest.mark.parametrize(
     "schedule",
     [
