@@ -68,12 +68,12 @@ def report(logs: Path = Path("logs"), out: Path = Path("report")) -> int:
     return 0
 
 
-def theory(logs: Path = Path("logs"), out: Path = Path("logs")) -> int:
+def theory(logs: Path = Path("logs"), out: Path = Path("report")) -> int:
     """Check each statement of the paper's theory by numbers.
 
     Args:
-        logs: Folder of all logs.
-        out: Folder to write theory.csv to.
+        logs: Folder of all logs, where theory.csv goes.
+        out: Folder to write the figures to.
     """
     from cao_lab.theory import check_theory
 

@@ -44,7 +44,7 @@ class Display:
             unit_scale=True,
             disable=not sys.stderr.isatty(),
             dynamic_ncols=True,
-            bar_format="{desc}: {percentage:3.0f}% {postfix} [{elapsed}<{remaining}, {rate_fmt}]",
+            bar_format="{desc} {percentage:3.0f}% |{bar:16}| [{elapsed}<{remaining}, {rate_fmt}{postfix}]",
         )
 
     def step(self) -> None:
