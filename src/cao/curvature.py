@@ -1,7 +1,6 @@
 """The Hessian and the Gauss-Newton matrix of a mini-batch loss, as operators that multiply blocks of columns."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import torch
@@ -11,10 +10,10 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.nn.parallel import DistributedDataParallel
 
+from cao.derivatives import Gradient, derivative, gradient_graph
 from cao.isolation import isolated_forward, replaced_parameters
 
 LossFunction: TypeAlias = Callable[[], Tensor | Iterable[Tensor]]
-Gradient: TypeAlias = Sequence[Tensor | None]
 
 
 @runtime_checkable
@@ -228,60 +227,10 @@ def next_gradient(losses: Iterator[Tensor], params: Sequence[Tensor]) -> Gradien
     return None
 
 
-def gradient_graph(loss: Tensor, params: Sequence[Tensor]) -> Gradient:
-    """Return the gradient as a graph that can be differentiated again; None for parameters the loss does not use."""
-    return derivative([loss], params, [torch.ones_like(loss)], create_graph=True)
-
-
 def add_products(product: Tensor, gradient: Gradient, params: Sequence[Tensor], columns: Tensor) -> None:
     """Add the Hessian's product with each column to the columns of `product`."""
     for column, target in zip(columns.T, product.T, strict=True):
         add_flat(target, derivative(gradient, params, unflatten(column, params)), params)
-
-
-def derivative(
-    outputs: Gradient,
-    inputs: Sequence[Tensor],
-    weights: Sequence[Tensor],
-    *,
-    create_graph: bool = False,
-) -> list[Tensor | None]:
-    """Differentiate the outputs, summed with weights, keeping the graph; None where nothing depends on an input.
-
-    Outputs that are None or constant, such as the gradient of a linear loss, count as zero. Autocast is off, as for any
-    backward pass.
-    """
-    live = [(o, w) for o, w in zip(outputs, weights, strict=True) if o is not None and o.requires_grad]
-    if not live:
-        return [None] * len(inputs)
-    with explained_second_derivatives(), torch.autocast(inputs[0].device.type, enabled=False):
-        results = torch.autograd.grad(
-            [output for output, _ in live],
-            inputs,
-            [weight for _, weight in live],
-            retain_graph=True,
-            create_graph=create_graph,
-            allow_unused=True,
-        )
-        # torch refuses a reentrant checkpoint only where it stands between the outputs and an input; the parameters
-        # inside it would look unused.
-        if create_graph and any(result is None for result in results) and has_reentrant_checkpoint(live[0][0]):
-            raise RuntimeError("a reentrant checkpoint is incompatible with .grad()")
-    return list(results)
-
-
-def has_reentrant_checkpoint(output: Tensor) -> bool:
-    """Whether a reentrant checkpoint stands anywhere in the graph of the output."""
-    pending, seen = [output.grad_fn], set()
-    while pending:
-        node = pending.pop()
-        if node is None or node in seen:
-            continue
-        if node.name() == "CheckpointFunctionBackward":
-            return True
-        seen.add(node)
-        pending.extend(following for following, _ in node.next_functions)
-    return False
 
 
 def unflatten(column: Float[Tensor, " n"], params: Sequence[Tensor]) -> list[Tensor]:
@@ -308,24 +257,3 @@ def zeros_of(params: Sequence[Tensor], columns: Float[Tensor, "n k"]) -> Float[T
     if columns.ndim != 2 or columns.shape[0] != size:
         raise ValueError(f"expected columns of shape ({size}, k), got {tuple(columns.shape)}")
     return columns.new_zeros(columns.shape[1], columns.shape[0]).T
-
-
-@contextmanager
-def explained_second_derivatives() -> Iterator[None]:
-    """Turn torch's complaint about a missing second derivative into one that names the way out."""
-    try:
-        yield
-    except RuntimeError as error:
-        symptoms = (
-            "is not implemented",
-            "double backward",
-            "incompatible with .grad()",
-            "once_differentiable",
-        )
-        if not any(symptom in str(error) for symptom in symptoms):
-            raise
-        raise RuntimeError(
-            f"this graph has no second derivative ({str(error).splitlines()[0]}). Ways out: run attention under "
-            "torch.nn.attention.sdpa_kernel(SDPBackend.MATH); pass a function that runs the uncompiled model; "
-            "use torch.utils.checkpoint with use_reentrant=False; run an LSTM without cuDNN; or use GaussNewton"
-        ) from error

@@ -239,6 +239,8 @@ class CAO(Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore everything that decides the next steps, the sketch in the precision it was saved in."""
+        if not any("progress" in group for group in state_dict["param_groups"]):
+            raise ValueError("the state dict must be one of CAO, got one of another optimizer")
         super().load_state_dict(state_dict)
         # torch has cast every tensor to its parameter's dtype, which would coarsen the sketch of a bfloat16 model.
         saved = (index for group in state_dict["param_groups"] for index in group["params"])
@@ -330,11 +332,11 @@ class CAO(Optimizer):
         highest = max(float(group["lr"]) for group in self.param_groups)
         for group in self.param_groups:
             lr = float(group["lr"])
-            # A frozen group neither moves nor counts in the norm of the update.
-            if lr > 0 or highest == 0:
-                check_gradients(group["params"])
-                rate = math.sqrt(lr / highest) if highest > 0 else 1.0
-                yield from stretches_of(group, rate, layout, self._momentum_buffer)
+            check_gradients(group["params"])
+            # A group with rate 0 stands still, outside the sketch; its momentum goes on, as in SGD.
+            is_still = lr == 0 and highest > 0
+            rate = 1.0 if is_still or highest == 0 else math.sqrt(lr / highest)
+            yield from stretches_of(group, rate, None if is_still else layout, self._momentum_buffer)
 
     def _current_layout(self) -> Layout:
         """Return where the sketch is: after a checkpoint or a copy, shares become views of one matrix again."""

@@ -21,10 +21,10 @@ def check_settings(settings: dict[str, Any]) -> None:
     """Refuse settings that cannot work, saying what was wrong and what was got."""
     for name, is_fine, wanted in (
         ("lr", settings["lr"] >= 0, "nonnegative"),
-        ("rank", settings["rank"] >= 0, "nonnegative"),
-        ("refresh_every", settings["refresh_every"] >= 1, "at least 1"),
+        ("rank", is_whole(settings["rank"]), "a nonnegative whole number"),
+        ("refresh_every", is_whole(settings["refresh_every"]) and settings["refresh_every"] >= 1, "at least 1"),
         ("damping", settings["damping"] == "auto" or is_positive(settings["damping"]), 'positive or "auto"'),
-        ("power_iterations", settings["power_iterations"] >= 0, "nonnegative"),
+        ("power_iterations", is_whole(settings["power_iterations"]), "a nonnegative whole number"),
         ("tolerance", settings["tolerance"] is None or settings["tolerance"] > 0, "positive or None"),
         ("max_update_norm", settings["max_update_norm"] is None or settings["max_update_norm"] > 0, "positive or None"),
         ("momentum", 0 <= settings["momentum"] < 1, "at least 0 and below 1"),
@@ -43,6 +43,11 @@ def check_settings(settings: dict[str, Any]) -> None:
             raise ValueError(f"{name} must be {wanted}, got {settings[name]!r}")
     if settings["damping"] == "auto":
         check_automatic_damping(settings)
+
+
+def is_whole(value: object) -> bool:
+    """Whether the value is a nonnegative whole number."""
+    return isinstance(value, int) and value >= 0
 
 
 def is_positive(value: object) -> bool:

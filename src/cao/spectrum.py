@@ -89,7 +89,7 @@ def extreme_eigenpairs(
         min(2 * k, space.size),
         order=order_from_both_ends,
         bound=lambda values: tolerance * values.abs().max().expand_as(values),
-        max_products=max_products or max(100, 40 * k),
+        max_products=max_products or max(100, 20 * k),
     )
     descending = pairs.values.argsort(descending=True)
     return selected(pairs, descending[:k]), selected(pairs, descending.flip(0)[:k])

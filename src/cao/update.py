@@ -83,8 +83,12 @@ def correction_weights(stretches: Sequence[Stretch], gains: Sequence[float]) -> 
 def clip_factor(
     stretches: Sequence[Stretch], base: float, weights: Float[Tensor, " k"], max_update_norm: float
 ) -> Tensor:
-    """Return min(1, c/‖d‖) without a round trip to the host; each stretch of d is made and dropped again."""
-    norms = [stretch.update(base, weights).norm() for stretch in stretches]
+    """Return min(1, c/‖d‖) without a round trip to the host; each stretch of d is made and dropped again.
+
+    What stands still, with a rate of 0, does not count in the norm.
+    """
+    moving = [stretch for stretch in stretches if float(stretch.settings["lr"]) != 0]
+    norms = [stretch.update(base, weights).norm() for stretch in moving]
     if not norms:
         return torch.ones(())
     return torch.clamp(max_update_norm / torch.stack(norms).norm(), max=1.0)

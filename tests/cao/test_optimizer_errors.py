@@ -18,10 +18,11 @@ def params(*sizes: int) -> list[Tensor]:
         ({"damping": 0.0}, r'damping must be positive or "auto", got 0.0'),
         ({"damping": -1.0}, r'damping must be positive or "auto", got -1.0'),
         ({"damping": "automatic"}, r"damping must be positive or \"auto\", got 'automatic'"),
-        ({"rank": -1}, r"rank must be nonnegative, got -1"),
+        ({"rank": -1}, r"rank must be a nonnegative whole number, got -1"),
+        ({"rank": 1.5}, r"rank must be a nonnegative whole number, got 1.5"),
         ({"rank": 4}, r"rank must not exceed the number of parameters, got rank 4 for 3 parameters"),
         ({"refresh_every": 0}, r"refresh_every must be at least 1, got 0"),
-        ({"power_iterations": -1}, r"power_iterations must be nonnegative, got -1"),
+        ({"power_iterations": -1}, r"power_iterations must be a nonnegative whole number, got -1"),
         ({"tolerance": 0.0}, r"tolerance must be positive or None, got 0.0"),
         ({"max_update_norm": 0.0}, r"max_update_norm must be positive or None, got 0.0"),
         ({"momentum": 1.0}, r"momentum must be at least 0 and below 1, got 1.0"),
@@ -146,3 +147,17 @@ def test_an_error_in_a_closure_comes_through_and_costs_no_step():
     with pytest.raises(KeyError, match="data"):
         optimizer.step(broken)
     assert optimizer.counters.steps == 0
+
+
+def test_a_refresh_after_the_backward_pass_is_explained():
+    problem = Quadratic()
+    optimizer, loss = CAO(problem.params, 0.1), problem.loss()
+    loss.backward()
+    with pytest.raises(RuntimeError, match=r"graph of this loss is gone; refresh before loss.backward\(\)"):
+        optimizer.refresh_if_due(loss)
+
+
+def test_the_state_of_another_optimizer_is_refused():
+    problem = Quadratic()
+    with pytest.raises(ValueError, match="must be one of CAO, got one of another optimizer"):
+        CAO(problem.params, 0.1).load_state_dict(torch.optim.SGD(problem.params, 0.1).state_dict())
