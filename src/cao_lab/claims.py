@@ -16,6 +16,7 @@ from cao_lab.analysis import (
     Interval,
     difference_interval,
     final_results,
+    interval,
     ratio_interval,
     run_costs,
     sensitivity,
@@ -28,6 +29,7 @@ from cao_lab.verdicts import (
     Setting,
     Verdict,
     all_of,
+    bounded_ratio,
     compare,
     direction,
     equality,
@@ -219,17 +221,13 @@ def refresh_effect(setting: Setting) -> Finding:
 
 
 def ends_ratio(setting: Setting, knob: str, unit: str) -> Interval:
-    """Return a quantity at a knob's largest value over that at its smallest, paired over all else.
-
-    A run that never reached the threshold counts with its whole budget.
-    """
+    """Return a quantity at a knob's largest value over that at its smallest, paired over all else."""
     cells = sensitivity(setting.epochs, setting.thresholds.primary if setting.thresholds else math.nan)
-    cells["crossing_epoch"] = cells["crossing_epoch"].fillna(cells["budget"])
     other = "refresh_every" if knob == "damping" else "damping"
-    high, low = (
-        cells[cells[knob] == end].set_index([other, "seed"])[unit] for end in (cells[knob].max(), cells[knob].min())
-    )
-    return ratio_interval(high, low) if cells[knob].nunique() > 1 else ratio_interval(high[:0], low[:0])
+    high, low = (cells[cells[knob] == end].set_index([other, "seed"]) for end in (cells[knob].max(), cells[knob].min()))
+    if cells[knob].nunique() < 2:
+        return interval([])
+    return bounded_ratio(high, low) if unit == "crossing_epoch" else ratio_interval(high[unit], low[unit])
 
 
 def no_divergence(setting: Setting) -> Finding:
@@ -290,7 +288,7 @@ CLAIMS = (
           early_loss),
     Claim("final accuracy", "CAO ends with Adam's test accuracy (CIFAR-100/ResNet-18: 0.65 and 0.66).", final_accuracy),
     Claim("rank", "The rank hardly matters among k = 1, 3, 5.", rank_insensitivity),
-    Claim("k = 0", "Without curvature (k = 0) convergence is slower.", curvature_off),
+    Claim("no curvature", "Without curvature (k = 0) convergence is slower.", curvature_off),
     Claim("time", "An epoch of CAO (k = 1) takes 1.18 times as long as one of SGD.", time_overhead),
     Claim("memory", "CAO (k = 1) needs 2.4 times the peak memory of SGD.", memory_overhead),
     Claim("damping", "A larger damping η slows progress (η from 0.001 to 0.1).", damping_effect,

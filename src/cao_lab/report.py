@@ -42,6 +42,7 @@ PAPER_FIGURES = {
 """Names of the figures that the paper has, for the runs of its own suite."""
 MAIN_PARTS = ("sgd", "adam", "adamw", "cao", "cao-momentum", "matched")
 CONTROL_PARTS = ("cao", "matched", "rank0-unit", "rank0-inverse", "random", "projected-out")
+WATCHED_PARTS = ("sgd", "adam", "cao", "cao-momentum", "rank3", "rank5")
 FEW_METHODS = 8
 FEW_FIGURES = 10
 
@@ -104,7 +105,9 @@ def setting_figures(runs: DataFrame, setting: Setting) -> dict[str, "partial[Fig
     if controls["label"].nunique() > 2:
         figures["controls"] = partial(train_loss_figure, controls, level)
     if len(setting.refreshes):
-        figures["eigenvalues"] = partial(eigenvalue_figure, setting.refreshes)
+        watched = setting.refreshes["label"].isin([setting.labels.get(part) for part in WATCHED_PARTS])
+        chosen = setting.refreshes[watched] if watched.any() else setting.refreshes
+        figures["eigenvalues"] = partial(eigenvalue_figure, chosen)
     return figures
 
 

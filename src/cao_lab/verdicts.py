@@ -1,7 +1,8 @@
 """From intervals to verdicts: the few rules that every claim is judged by."""
 
+import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
 
@@ -77,24 +78,36 @@ def said(ratio: Interval) -> str:
     """Return an interval of ratios in words."""
     if ratio.count < 2:
         return f"{ratio.center:.2f}× (one seed, no interval)"
-    return f"{ratio.center:.2f}× [{ratio.low:.2f}, {ratio.high:.2f}]"
+    return f"{ratio.center:.2f}× [{ratio.low:.2f}, {ratio.high:.2f}]".replace("inf", "∞")
+
+
+def bounded_ratio(slow: DataFrame, fast: DataFrame) -> Interval:
+    """Return the ratio of first hits of runs that share an index, where some may never have arrived.
+
+    Where only one of a pair reached the threshold, the other counts with its whole budget: the ratio is then a bound
+    that understates the difference, and the interval is open on that side. Where neither did, the pair says nothing.
+    """
+    pairs = slow.add_suffix("_slow").join(fast.add_suffix("_fast"), how="inner")
+    pairs = pairs[pairs["epoch_slow"].notna() | pairs["epoch_fast"].notna()]
+    ends = [pairs[f"crossing_epoch_{side}"].fillna(pairs[f"budget_{side}"]) for side in ("slow", "fast")]
+    ratio = ratio_interval(ends[0], ends[1])
+    if pairs["epoch_slow"].isna().any():
+        ratio = replace(ratio, high=math.inf)
+    return replace(ratio, low=0.0) if pairs["epoch_fast"].isna().any() else ratio
 
 
 def sooner(setting: Setting, slow: str, fast: str, threshold: float) -> tuple[Interval, str]:
-    """Return how many times sooner one part reaches the threshold, in epochs, with a note on seeds that never did.
-
-    Where only one of a pair reached it, the other counts with its whole budget: the ratio is then a bound that
-    understates the difference. Where neither did, the pair says nothing.
-    """
+    """Return how many times sooner one part reaches the threshold, in epochs, with a note on seeds that never did."""
     hits = setting.hits(threshold)
     first, second = (hits[hits["label"] == setting.labels[part]].set_index("seed") for part in (slow, fast))
-    pairs = first.add_suffix("_slow").join(second.add_suffix("_fast"), how="inner")
-    either = pairs["epoch_slow"].notna() | pairs["epoch_fast"].notna()
-    ends = [pairs[f"crossing_epoch_{side}"].fillna(pairs[f"budget_{side}"]) for side in ("slow", "fast")]
-    counts = [f"{pairs[f'epoch_{side}'].count()} of {len(pairs)}" for side in ("slow", "fast")]
-    all_reached = bool(pairs[["epoch_slow", "epoch_fast"]].notna().all(axis=None))
-    note = "" if all_reached else f" (threshold reached on {counts[1]} seeds against {counts[0]}: a bound)"
-    return ratio_interval(ends[0][either], ends[1][either]), note
+    note = f" (reached on {arrivals(second)} seeds against {arrivals(first)}: a bound)"
+    has_all = bool(first["epoch"].notna().all()) and bool(second["epoch"].notna().all())
+    return bounded_ratio(first, second), "" if has_all else note
+
+
+def arrivals(hits: DataFrame) -> str:
+    """Return how many runs reached the threshold, of how many."""
+    return f"{hits['epoch'].count()} of {len(hits)}"
 
 
 def direction(ratio: Interval) -> Verdict:

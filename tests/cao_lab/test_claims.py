@@ -98,6 +98,12 @@ def test_an_adam_that_never_arrives_gives_a_bound_and_says_so(tmp_path: Path) ->
     assert "3 of 3 seeds against 0 of 3: a bound" in row["evidence"]
 
 
+def test_a_bound_of_one_refutes_nothing(tmp_path: Path) -> None:
+    runs = [Run([4.0, 3.9, 3.0], "cao", seed, CAO) for seed in range(3)]
+    runs += [Run([4.0, 3.9, 3.8], "adam", seed, ADAM) for seed in range(3)]
+    assert verdicts(tmp_path, runs, "speed")["mini"] == Verdict.UNDECIDED
+
+
 def test_a_cao_that_never_arrives_does_not_win(tmp_path: Path) -> None:
     runs = methods({"cao": 1000, "adam": 5, "matched": 10})
     assert verdicts(tmp_path, runs, "speed")["mini"] == Verdict.FAILS
@@ -116,7 +122,7 @@ def test_a_threshold_reached_in_the_first_epoch_cannot_tell(tmp_path: Path) -> N
 
 def test_slower_without_curvature_may_be_a_matter_of_rate(tmp_path: Path) -> None:
     runs = methods({"cao": 5, "unit": 15, "rank0": 5.05})
-    assert verdicts(tmp_path, runs, "k = 0")["mini"] == Verdict.RATE
+    assert verdicts(tmp_path, runs, "no curvature")["mini"] == Verdict.RATE
 
 
 def test_accuracy_is_equal_only_within_a_point(tmp_path: Path) -> None:

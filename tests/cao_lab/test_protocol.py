@@ -1,0 +1,67 @@
+"""Thresholds come from names alone, and parts are recognised by configuration."""
+
+import math
+from pathlib import Path
+
+import pytest
+from synthetic_logs import ADAM, CAO, SGD, Run, suite_of_runs, write_suite
+
+from cao_lab.logreader import load_logs
+from cao_lab.protocol import declared_thresholds, distance_thresholds, parts, stable_loss
+
+
+@pytest.mark.parametrize(
+    ("task", "primary"),
+    [
+        ("cifar100-resnet18", 0.75),
+        ("cifar10-resnet34", 0.75),
+        ("cifar100-resnet18w16-n5000", 0.75 * math.log(100)),
+        ("cifar10-resnet18w16-n5000", 0.75 * math.log(10)),
+        ("digits-mlp", 0.1),
+    ],
+)
+def test_a_task_has_its_threshold_by_name(task: str, primary: float) -> None:
+    thresholds = declared_thresholds(task)
+    assert thresholds is not None
+    assert thresholds.primary == pytest.approx(primary, abs=1e-3)
+    assert thresholds.primary in thresholds.sweep
+
+
+@pytest.mark.parametrize("task", ["breast-cancer-logistic-full", "digits-autoencoder-full", "own-model"])
+def test_other_tasks_have_none(task: str) -> None:
+    assert declared_thresholds(task) is None
+
+
+def test_a_stable_run_removes_a_quarter_of_the_loss_of_guessing() -> None:
+    assert stable_loss("digits-mlp") == pytest.approx(0.75 * math.log(10))
+
+
+def test_distances_are_measured_from_the_lowest_loss(tmp_path: Path) -> None:
+    runs = [Run([11.0, 5.0, 1.0], "adam", 0, ADAM), Run([11.0, 6.0, 2.0], "sgd", 0, SGD)]
+    found = distance_thresholds(load_logs(write_suite(tmp_path, runs)).epochs)
+    assert found.primary == pytest.approx(1.01)
+    assert found.sweep[0] == pytest.approx(2.0)
+
+
+def test_parts_are_found_by_configuration(tmp_path: Path) -> None:
+    runs = load_logs(write_suite(tmp_path, suite_of_runs())).runs
+    assert parts(runs, "mini") == {
+        "cao": "cao-rank1", "adam": "adam", "adamw": "adamw", "cao-momentum": "cao-rank1-momentum0.9", "sgd": "sgd",
+        "matched": "sgd-lr0.1-momentum0", "rank0-inverse": "cao-rank0", "rank0-unit": "cao-rank0-scaling=unit",
+        "rank3": "cao-rank3", "rank5": "cao-rank5", "random": "cao-rank1-sketch=random",
+        "projected-out": "cao-rank1-sketch=projected-out",
+    }  # fmt: skip
+
+
+def test_rank_0_as_written_stands_in_for_matched_sgd(tmp_path: Path) -> None:
+    runs = [Run([3.0], "cao", 0, CAO), Run([3.0], "cao-rank0", 0, CAO | {"rank": 0}), Run([3.0], "sgd", 0, SGD)]
+    found = parts(load_logs(write_suite(tmp_path, runs)).runs, "demo")
+    assert (found["matched"], found["sgd"]) == ("cao-rank0", "sgd")
+
+
+def test_where_rates_are_tuned_the_label_with_most_seeds_speaks(tmp_path: Path) -> None:
+    tuned = [Run([3.0], f"sgd-lr{rate}", 0, SGD | {"lr": rate}) for rate in (0.01, 0.1, 1.0)]
+    tuned += [Run([3.0], "sgd-lr0.1", seed, SGD | {"lr": 0.1}) for seed in (10, 11, 12)]
+    tuned += [Run([3.0], "cao", 0, CAO)]
+    found = parts(load_logs(write_suite(tmp_path, tuned)).runs, "mini-tuned")
+    assert found["sgd"] == found["matched"] == "sgd-lr0.1"
