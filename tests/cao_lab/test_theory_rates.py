@@ -19,7 +19,7 @@ dampings = st.floats(1e-2, 1e1)
 spectra = st.lists(st.floats(1e-2, 1e2), min_size=3, max_size=8, unique=True).map(
     lambda values: torch.tensor(sorted(values, reverse=True), dtype=torch.float64)
 )
-quick = settings(max_examples=60, deadline=None, derandomize=True)
+quick = settings(max_examples=40, deadline=None, derandomize=True)
 
 
 @settings(max_examples=10, deadline=None, derandomize=True)

@@ -28,7 +28,7 @@ positive_spectra = st.lists(st.floats(1e-2, 1e2), min_size=2, max_size=8, unique
 signed_values = st.lists(st.floats(-1e2, 1e2), min_size=1, max_size=6).map(
     lambda values: torch.tensor(values, dtype=torch.float64)
 )
-quick = settings(max_examples=60, deadline=None, derandomize=True)
+quick = settings(max_examples=40, deadline=None, derandomize=True)
 
 
 def sketch_of(values, seed, extra=2):

@@ -85,7 +85,7 @@ def trained_network() -> Minimum:
         start,
         jac=True,
         method="L-BFGS-B",
-        options={"maxiter": 5000, "maxfun": 10000, "ftol": 1e-16, "gtol": 1e-9},
+        options={"maxiter": 5000, "maxfun": 10000, "ftol": 1e-16, "gtol": 1e-6},
     )
     point = torch.from_numpy(found.x)
     for _ in range(2):

@@ -1,14 +1,14 @@
 """The widened stable range: the largest learning rate at which a minimum attracts, predicted and measured."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn.utils import parameters_to_vector
 
-from cao import CAO
+from cao import CAO, Eigenpairs, Hessian, lanczos
+from cao.linalg import random_columns
 from cao_lab.theory.network import trained_network
 from cao_lab.theory.problems import (
     Quadratic,
@@ -154,61 +154,63 @@ def digits_network() -> Iterator[Row]:
 def network_range(rank: int, damping: float, momentum: float) -> float:
     """Return the largest α at which CAO comes back to the network's minimum from nearby."""
     minimum = trained_network()
-    network = minimum.network
+    network, sketch = minimum.network, network_sketch(rank)
     start = minimum.point + 1e-6 * normal(generator(7), len(minimum.point))
 
     def diverges(lr: float) -> bool:
         network.place(start)
-        optimizer = frozen_cao(network.parameters(), lr, rank, damping, momentum)
-        return final_growth(network.loss, list(network.parameters()), optimizer) > 1
+        optimizer = CAO(network.parameters(), lr, rank=rank, damping=damping, momentum=momentum)
+        return has_grown(optimizer, sketch, lambda: network.loss().backward())
 
     return bisect(diverges, 0.7 * damping / float(minimum.spectrum[0]))
+
+
+def network_sketch(rank: int) -> Eigenpairs:
+    """Return converged pairs of the network's Hessian at its minimum, found as CAO finds them."""
+    minimum = trained_network()
+    minimum.network.place(minimum.point)
+    hessian = Hessian(minimum.network.loss(), minimum.network.parameters())
+    start = random_columns(len(minimum.point), max(rank, 1), generator(0), torch.float64)
+    return lanczos(hessian, start, 100, tolerance=1e-6)
 
 
 def quadratic_range(spectrum: Float[Tensor, " n"], rank: int, damping: float, momentum: float = 0.0) -> float:
     """Return the largest α at which CAO comes back to the minimum of a quadratic."""
     source = generator(8)
-    hessian = Quadratic.with_spectrum(spectrum, source).hessian
-    start = normal(source, len(spectrum))
+    quadratic, start = Quadratic.with_spectrum(spectrum, source), normal(source, len(spectrum))
+    sketch = eigenpairs(quadratic.hessian, rank)
 
     def diverges(lr: float) -> bool:
         point = nn.Parameter(start.clone())
-        optimizer = frozen_cao([point], lr, rank, damping, momentum)
-        return final_growth(lambda: point @ hessian @ point / 2, [point], optimizer) > 1
+        optimizer = CAO([point], lr, rank=rank, damping=damping, momentum=momentum)
+
+        def set_gradient() -> None:
+            point.grad = quadratic.gradient(point.detach())
+
+        return has_grown(optimizer, sketch, set_gradient)
 
     return bisect(diverges, 0.7 * damping / float(spectrum[0]))
 
 
-def frozen_cao(params: Iterable[nn.Parameter], lr: float, rank: int, damping: float, momentum: float) -> CAO:
-    """Return a CAO that sketches once, accurately, and neither clips nor decays."""
-    return CAO(
-        params,
-        lr,
-        rank=rank,
-        damping=damping,
-        momentum=momentum,
-        refresh_every=STEPS,
-        eigensolver="lanczos",
-        power_iterations=100,
-        tolerance=1e-6,
-    )
-
-
-def final_growth(loss: Callable[[], Tensor], params: list[nn.Parameter], optimizer: CAO) -> float:
-    """Train and return the last gradient's norm over the first's; stop early once it has exploded."""
-    first = growth = 0.0
-    for _ in range(STEPS):
-        value = loss()
+def has_grown(optimizer: CAO, sketch: Eigenpairs, set_gradient: Callable[[], None]) -> bool:
+    """Step with one sketch and tell whether the gradient has grown; stop early once it has exploded."""
+    optimizer.refresh(sketch)
+    norms = []
+    for step in range(STEPS + 1):
         optimizer.zero_grad()
-        optimizer.refresh_if_due(value)
-        value.backward()
-        norm = float(parameters_to_vector([p.grad for p in params if p.grad is not None]).norm())
-        first = first or norm
-        growth = norm / first
-        if growth > 100:
-            break
+        set_gradient()
+        if step % 25 == 0:
+            norms.append(gradient_norm(optimizer))
+            if norms[-1] > 100 * norms[0]:
+                break
         optimizer.step()
-    return growth
+    return norms[-1] > norms[0]
+
+
+def gradient_norm(optimizer: CAO) -> float:
+    """Return the norm of the gradient over all parameters."""
+    gradients = [p.grad for group in optimizer.param_groups for p in group["params"]]
+    return float(torch.cat([gradient.reshape(-1) for gradient in gradients]).norm())
 
 
 def bisect(diverges: Callable[[float], bool], converging: float) -> float:
