@@ -180,12 +180,12 @@ def stability_edge(runs: DataFrame) -> Series:
 def stable_windows(epochs: DataFrame) -> DataFrame:
     """Return, for each method and seed of `stable-range`, the largest rate that worked and the next that did not.
 
-    A method is an optimizer with its rank and momentum; a rate α/η worked if the run reached the declared loss.
+    A method is an optimizer with its rank and momentum; a rate α/η worked if the run fell below the declared loss.
     """
     tried = epochs[(epochs["suite"] == "stable-range") & epochs["has_ended"]].copy()
     tried["rate"] = effective_rate(tried)
     tried["target"] = tried["task"].map({task: stable_loss(task) for task in tried["task"].unique()})
-    tried["worked"] = tried["train_loss"] <= tried["target"]
+    tried["worked"] = (tried["train_loss"] < tried["target"]) & (tried["status"] == "finished")
     method = ["task", "optimizer", "rank", "momentum", "seed"]
     trials = tried.groupby([*method, "rate"], dropna=False)["worked"].any().reset_index()
     rows = []

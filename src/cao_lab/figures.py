@@ -41,7 +41,8 @@ def curve_figure(
         axes.set_yscale("log")
     axes.set(xlabel=AXES[x], ylabel=AXES[column], title=title(runs))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.02))
+    if curves := axes.get_legend_handles_labels()[0]:
+        axes.legend(handles=curves, loc="upper left", bbox_to_anchor=(1.01, 1.02))
     return figure
 
 

@@ -201,8 +201,10 @@
   const eigenColour = (index) => ["#c2185b", "#e07a1f", "#8e44ad", "#2e8b57", "#1f77b4"][(index - 1) % 5];
 
   function bounds() {
-    const losses = finite(state.setting.runs.flatMap((run) => run.train_loss)).filter((loss) => loss > 0);
-    return [Math.min(...losses.map((loss) => loss), state.setting.threshold), Math.max(...losses, state.setting.threshold)];
+    // A run that diverges can reach any height, and would leave the slider no room for the others.
+    const runs = state.setting.runs.filter((run) => run.status !== "diverged");
+    const losses = finite((runs.length ? runs : state.setting.runs).flatMap((run) => run.train_loss)).filter((loss) => loss > 0);
+    return [Math.min(...losses, state.setting.threshold), Math.max(...losses, state.setting.threshold)];
   }
 
   // The slider is logarithmic, and falls to the right: further is harder.

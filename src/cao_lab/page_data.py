@@ -22,15 +22,21 @@ def page_data(found: list[Setting]) -> str:
     """Return everything as JSON that can stand inside a script element."""
     data = {
         "quantiles": [t_quantile(freedom) for freedom in range(1, LARGEST_SAMPLE)],
-        "settings": [setting_data(one) for one in found if one.epochs["train_loss"].notna().any()],
+        "settings": [setting_data(one) for one in found if one.suite != "stable-range" and has_losses(one)],
     }
     # A closing tag inside a string would end the script element.
     return json.dumps(data, separators=(",", ":"), ensure_ascii=False, allow_nan=False).replace("</", "<\\/")
 
 
+def has_losses(setting: Setting) -> bool:
+    """Say whether there is a curve to draw."""
+    return bool(np.isfinite(setting.epochs["train_loss"]).any())
+
+
 def setting_data(setting: Setting) -> dict[str, Any]:
     """Return the curves of one task in one suite."""
-    epochs = setting.epochs.assign(cost=gradient_cost(setting.epochs, setting.prices))
+    epochs = setting.best.assign(cost=lambda table: gradient_cost(table, setting.prices))
+    refreshes = setting.refreshes[setting.refreshes["label"].isin(epochs["label"])]
     methods = methods_data(setting)
     order = {method["label"]: place for place, method in enumerate(methods)}
     declared = setting.thresholds
@@ -42,14 +48,14 @@ def setting_data(setting: Setting) -> dict[str, Any]:
         "baseline": order.get(setting.labels.get("adam", ""), 0),
         "methods": methods,
         "runs": [run_data(run, order) for _, run in epochs.groupby("run")],
-        "spectra": [spectrum_data(rows, order) for _, rows in setting.refreshes.groupby("run")],
+        "spectra": [spectrum_data(rows, order) for _, rows in refreshes.groupby("run")],
     }
 
 
 def methods_data(setting: Setting) -> list[dict[str, Any]]:
     """Return the methods of a task with their strokes, and whether they are on at first."""
-    methods = in_order(setting.epochs)
-    looks = strokes(setting.epochs)
+    methods = in_order(setting.best)
+    looks = strokes(setting.best)
     main = {setting.labels[part] for part in SHOWN_AT_FIRST if part in setting.labels}
     return [
         {

@@ -18,6 +18,8 @@ JUDGED_SUITES = ("paper", "mini", "mini-tuned", "demo")
 """Suites that the audit reads; the others ask questions of their own or hold single runs."""
 TUNED_SUITES = ("mini-tuned",)
 """Suites in which every optimizer runs at its own best rate, so that tuned SGD is the control."""
+TUNING_SEED = 0
+"""The seed by which a rate is chosen; where fresh seeds follow, it is left out, for it flatters the chosen."""
 PROBING_SUITES = ("mini-tuned", "stable-range", "ill-conditioned")
 """Suites that try rates on purpose at which runs fail; a divergence there is no failure of the method."""
 SUITE_ORDER = ("paper", "mini", "mini-tuned", "sensitivity", "ill-conditioned", "stable-range", "demo")
@@ -99,6 +101,12 @@ def stable_loss(task: str) -> float | None:
     """Return the train loss below which a run of `stable-range` counts as stable."""
     classes = CLASSES.get(task.split("-", maxsplit=1)[0])
     return None if classes is None else STABLE_SHARE * math.log(classes)
+
+
+def without_tuning(epochs: DataFrame) -> DataFrame:
+    """Return the epochs of a tuned suite without the runs by which a rate was chosen, where fresh seeds followed."""
+    seeds = epochs.groupby("label")["seed"].transform("nunique")
+    return epochs[(epochs["seed"] != TUNING_SEED) | (seeds == 1)]
 
 
 def parts(runs: DataFrame, suite: str) -> dict[str, str]:

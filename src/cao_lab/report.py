@@ -1,5 +1,6 @@
 """The report as a whole: figures, tables, audit and page, from a folder of logs and nothing else."""
 
+import math
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ from cao_lab.figures import (
 )
 from cao_lab.logreader import Logs, load_logs
 from cao_lab.page import page
-from cao_lab.protocol import EARLY_SHARE, PAPER_TASK, PROBING_SUITES, representative
+from cao_lab.protocol import EARLY_SHARE, PAPER_TASK, PROBING_SUITES
 from cao_lab.tables import make_tables
 from cao_lab.tabular import markdown, write_table
 from cao_lab.verdicts import Setting, settings
@@ -96,7 +97,7 @@ def setting_figures(runs: DataFrame, setting: Setting) -> dict[str, "partial[Fig
         figures["test-accuracy"] = partial(curve_figure, runs, "test_accuracy")
     # The paper has these two for its main setting only.
     if setting.task.startswith(PAPER_TASK):
-        early = float(round(EARLY_SHARE * runs["budget"].max()))
+        early = math.ceil(EARLY_SHARE * runs["budget"].max())
         figures["train-loss-early"] = partial(train_loss_figure, runs, level, early)
         figures["train-accuracy"] = partial(curve_figure, runs, "train_accuracy")
     if rank_ablation(setting.epochs)["rank"].nunique() > 1:
@@ -118,12 +119,9 @@ def of_parts(setting: Setting, names: tuple[str, ...]) -> DataFrame:
 
 def plotted(setting: Setting) -> DataFrame:
     """Return the runs to draw: all methods if few, else the main ones, or the best where rates were searched."""
-    epochs, main = setting.epochs, of_parts(setting, MAIN_PARTS)
-    if setting.suite not in PROBING_SUITES:
-        return epochs if len(setting.by_label) <= FEW_METHODS or main.empty else main
-    ends = epochs.drop_duplicates("run", keep="last").rename(columns={"train_loss": "final_train_loss"})
-    kinds = ends.groupby(["optimizer", "rank", "momentum"], dropna=False)
-    return epochs[epochs["label"].isin([representative(runs) for _, runs in kinds])]
+    main = of_parts(setting, MAIN_PARTS)
+    has_few = setting.suite in PROBING_SUITES or len(setting.by_label) <= FEW_METHODS or main.empty
+    return setting.best if has_few else main
 
 
 def write_figures(jobs: list[FigureJob], folder: Path) -> None:

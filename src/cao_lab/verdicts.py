@@ -10,7 +10,17 @@ from pandas import DataFrame
 
 from cao_lab.analysis import TASK_KEY, Interval, first_epoch_below, product_prices, ratio_interval
 from cao_lab.logreader import Logs
-from cao_lab.protocol import RATIO_MARGIN, SUITE_ORDER, Thresholds, parts, thresholds_of
+from cao_lab.protocol import (
+    PROBING_SUITES,
+    RATIO_MARGIN,
+    SUITE_ORDER,
+    TUNED_SUITES,
+    Thresholds,
+    parts,
+    representative,
+    thresholds_of,
+    without_tuning,
+)
 
 
 class Verdict(StrEnum):
@@ -56,6 +66,15 @@ class Setting:
     def name(self, part: str) -> str:
         """Return what to call the method that plays a part."""
         return self.names[self.labels[part]]
+
+    @cached_property
+    def best(self) -> DataFrame:
+        """The epochs of each method at its best rate, all of them where no rates were searched."""
+        if self.suite not in PROBING_SUITES:
+            return self.epochs
+        ends = self.epochs.drop_duplicates("run", keep="last").rename(columns={"train_loss": "final_train_loss"})
+        kinds = ends.groupby(["optimizer", "rank", "momentum"], dropna=False)
+        return self.epochs[self.epochs["label"].isin([representative(runs) for _, runs in kinds])]
 
     @cached_property
     def known_hits(self) -> dict[float, DataFrame]:
@@ -170,7 +189,8 @@ def compare(setting: Setting, slow: str, control: str, threshold: float) -> Find
 def settings(logs: Logs) -> list[Setting]:
     """Return every task of every suite, the weightiest first, with its parts recognised."""
     found = []
-    for (suite, task), epochs in logs.epochs.groupby(TASK_KEY):
+    for (suite, task), rows in logs.epochs.groupby(TASK_KEY):
+        epochs = without_tuning(rows) if suite in TUNED_SUITES else rows
         refreshes = logs.refreshes[(logs.refreshes["suite"] == suite) & (logs.refreshes["task"] == task)]
         runs = logs.runs[(logs.runs["suite"] == suite) & (logs.runs["task"] == task) & logs.runs["has_ended"]]
         levels, labels = thresholds_of(str(suite), str(task), epochs), parts(runs, str(suite))
