@@ -174,6 +174,9 @@ def same_batch_sketch() -> Iterator[Row]:
         problem = f"digits network at its start, 10 batches of 20, k = 1, η = {damping:g}"
         yield upper_bound(statement, problem, [(bound, bias)])
         yield upper_bound("Same-batch bias against the drift ‖E[P̂]g‖", problem, [(drift, bias)])
+    statement = "Proposition 1″: mean E‖∇f‖² ≤ 4(Λ+η)Δ/αT + 2(Λ+η)Lασ²/η² + Λ²σ²/(2mη²)"
+    problem = "batches x²/2 ± sin(2x)/2, η = 0.5, m = 1 and 10, 2000 runs, T = 2000"
+    yield upper_bound(statement, problem, [biased_trial(refresh_every) for refresh_every in (1, 10)])
     yield from biased_limit()
 
 
@@ -195,6 +198,21 @@ def batch_sketch(network: RidgeNetwork, batch: slice) -> Eigenpairs:
     """Sketch the Hessian of one batch as CAO does."""
     start = random_columns(network.size, 1, generator(0), torch.float64)
     return subspace_iteration(Hessian(network.loss(batch), network.parameters()), start, 20)
+
+
+def biased_trial(refresh_every: int) -> tuple[float, float]:
+    """Return bound and observation on batches x²/2 ± sin(2x)/2, whose gradients x ± cos 2x have σ = 1, with Λ = 3."""
+    top, damping, steps, source = 3.0, 0.5, 2000, generator(20)
+    lr = damping**2 / (2 * (top + damping))
+    points, total = torch.full((2000,), 3.0, dtype=torch.float64), 0.0
+    for step in range(steps):
+        total += float(points.square().mean())
+        signs = normal(source, len(points)).sign()
+        if step % refresh_every == 0:
+            gains = 1 / ((1 - 2 * signs * (2 * points).sin()).abs() + damping)
+        points = points - lr * gains * (points + signs * (2 * points).cos())
+    progress, noise = 4 * (top + damping) * 4.5 / (lr * steps), 2 * (top + damping) * lr / damping**2
+    return progress + noise + top**2 / (2 * refresh_every * damping**2), total / steps
 
 
 def biased_limit() -> Iterator[Row]:
