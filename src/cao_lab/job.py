@@ -4,7 +4,7 @@ import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from cao_lab.config import ConfigError, Execution, RunConfig, config_from_dict, config_to_dict
 
@@ -12,7 +12,7 @@ FAILED = 1
 
 
 def to_json(config: RunConfig, execution: Execution) -> str:
-    """Return what `main` reads."""
+    """Return what `work` reads."""
     return json.dumps({"config": config_to_dict(config), "execution": asdict(execution)}, default=str)
 
 
@@ -24,16 +24,16 @@ def from_json(text: str) -> tuple[RunConfig, Execution]:
     return config_from_dict(data["config"]), Execution(**{**execution, **folders})
 
 
-def main() -> int:
-    """Run, and leave the reason of a failure as the last line on standard error."""
+def work(text: str) -> NoReturn:
+    """Run, leave the reason of a failure as the last line on standard error, and exit as `cao train` would."""
     from cao_lab.session import run  # noqa: PLC0415  # torch is not for those who only write the JSON
 
     try:
-        return run(*from_json(sys.stdin.read())).exit_code
+        sys.exit(run(*from_json(text)).exit_code)
     except (ConfigError, ValueError, OSError, RuntimeError) as error:
         sys.stderr.write(f"{type(error).__name__}: {error}\n")
-        return FAILED
+        sys.exit(FAILED)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    work(sys.stdin.read())

@@ -10,13 +10,12 @@ import time
 from pathlib import Path
 
 import pytest
-import torch
 
 from cao_lab import checkpoint
 from cao_lab.config import Execution, RunConfig
+from cao_lab.job import to_json, work
 from cao_lab.optimizer_config import AdamConfig, CAOConfig
 from cao_lab.runlog import read_header
-from cao_lab.session import run
 
 KILLS = 20
 MEASURED = {"train_seconds", "peak_memory_mib"}
@@ -31,14 +30,9 @@ CONFIGS = [
 ]
 
 
-def train(config, logs):
-    torch.set_num_threads(1)
-    execution = Execution(logs=logs, checkpoint_minutes=0.05 / 60)
-    raise SystemExit(run(config, execution).exit_code)
-
-
 def start(config, logs):
-    process = CONTEXT.Process(target=train, args=(config, logs))
+    execution = Execution(logs=logs, threads=1, checkpoint_minutes=0.05 / 60)
+    process = CONTEXT.Process(target=work, args=(to_json(config, execution),))
     process.start()
     return process
 
