@@ -1,3 +1,4 @@
+import io
 import itertools
 import math
 import signal
@@ -5,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from pandas import DataFrame
@@ -16,6 +18,7 @@ from cao_lab.job import from_json, to_json
 from cao_lab.optimizer_config import AdamConfig, CAOConfig, SGDConfig
 from cao_lab.runlog import read_header
 from cao_lab.runner import run_suite
+from cao_lab.session import run
 from cao_lab.stopping import StopRequest
 from cao_lab.suites import SUITES, find_suite, rounds_of
 from cao_lab.suites.mini import MINI
@@ -209,10 +212,11 @@ def suite_file(tmp_path):
 
 def test_a_suite_goes_past_failures_reports_them_and_skips_what_is_over(suite_file, tmp_path, capsys, monkeypatch):
     execution = Execution(logs=tmp_path / "logs")
+    run(replace(find_suite(f"{suite_file}:MIXED")[1][2], suite="MIXED"), execution)
     assert run_suite(f"{suite_file}:MIXED", execution, jobs=2) == 1
     said = capsys.readouterr().out
     assert "diverged MIXED/digits-mlp/sgd-lr1e+30" in said
-    assert "finished MIXED/digits-mlp/sgd/seed0" in said
+    assert "finished" not in said
     assert said.count("failed MIXED/digits-mlp-n1000000/adam/seed0: ValueError: train_samples must be") == 2
     assert "3 runs over, 1 failed" in said
 
@@ -223,11 +227,24 @@ def test_a_suite_goes_past_failures_reports_them_and_skips_what_is_over(suite_fi
     assert started == ["adam"]
 
 
-def test_a_generator_receives_its_finished_runs(suite_file, tmp_path, capsys):
+class EndedProcess:
+    returncode = 0
+
+    def poll(self):
+        return 0
+
+
+def test_a_generator_receives_its_finished_runs(suite_file, tmp_path, capsys, monkeypatch):
+    def start(self, config):
+        run(config, self.execution)
+        return runner.Job(config, EndedProcess(), io.BytesIO())
+
+    monkeypatch.setattr(runner.SuiteRunner, "start", start)
     assert run_suite(f"{suite_file}:learning", Execution(logs=tmp_path / "logs", threads=1), jobs=1) == 0
     header = read_header(tmp_path / "logs/learning/digits-mlp/sgd-lr0.02/seed0")
     assert header["status"] == "finished"
     assert header["config"]["epochs"] == 2
+    assert "2 runs over, 0 failed" in capsys.readouterr().out
 
 
 def test_the_cores_are_divided_among_the_jobs(monkeypatch):
