@@ -1,0 +1,133 @@
+"""The price of curvature in time: an epoch of CAO against one of SGD, and one product against one gradient."""
+
+from collections.abc import Sequence
+
+import torch
+
+from cao import CAO
+from cao_lab.assumptions import POWER_ITERATIONS
+from cao_lab.bench.rows import Estimate, Row, Rows, estimate
+from cao_lab.bench.sizes import Sizes
+from cao_lab.bench.task import CURVATURES, LR, Curvature, Task, optimizer_with_sketch, random_task
+from cao_lab.bench.timing import Action, Case, Times, always, interleaved, ratio
+from cao_lab.protocol import PRODUCT_PRICE_ROW
+
+REFRESH_EVERY = 400
+TARGETS = {1: 1.05, 5: 1.15}
+RANKS = tuple(TARGETS)
+GRADIENT = "gradient"
+
+
+def epoch_rows(sizes: Sizes) -> Rows:
+    """Measure training steps and refreshes of every curvature and rank, and put them together to epochs."""
+    task = random_task(sizes.width, sizes.batch, sizes.parts)
+    steps = step_ratios(task, RANKS, sizes.step_rounds)
+    rows: Rows = []
+    for rank, rounds in zip(RANKS, (sizes.refresh_rounds, max(1, sizes.refresh_rounds // 2)), strict=True):
+        times = refresh_times(task, CURVATURES, rank, rounds)
+        rows += [epoch_row(steps[rank], times, kind, sizes, rank=rank) for kind in CURVATURES]
+        if rank == 1:
+            rows += [price_row(times, kind, sizes) for kind in CURVATURES]
+    return rows
+
+
+def wide_epoch_rows(sizes: Sizes) -> Rows:
+    """Measure rank 1 with the Gauss-Newton matrix at the second width."""
+    if sizes.wide is None:
+        return []
+    task = random_task(sizes.wide, sizes.batch, sizes.parts)
+    steps = step_ratios(task, (1,), max(2, sizes.step_rounds // 5))
+    times = refresh_times(task, ("gauss-newton",), 1, max(1, sizes.refresh_rounds // 2))
+    return [epoch_row(steps[1], times, "gauss-newton", sizes, rank=1, width=sizes.wide)]
+
+
+def step_ratios(task: Task, ranks: Sequence[int], rounds: int) -> dict[int, Estimate]:
+    """Estimate the time of CAO's training step between refreshes over SGD's, by rank."""
+    cases = {"sgd": always(sgd_step(task.copy()))}
+    cases |= {f"cao {rank}": always(cao_step(task.copy(), rank)) for rank in ranks}
+    times = interleaved(cases, rounds)
+    return {rank: ratio(times, f"cao {rank}", "sgd") for rank in ranks}
+
+
+def sgd_step(task: Task) -> Action:
+    """Return a whole training step with SGD."""
+    optimizer = torch.optim.SGD(task.params, LR)
+
+    def step() -> None:
+        task.gradient()
+        optimizer.step()
+
+    return step
+
+
+def cao_step(task: Task, rank: int) -> Action:
+    """Return a whole training step with CAO, no refresh being due."""
+    optimizer = optimizer_with_sketch(task.params, rank)
+
+    def step() -> None:
+        loss = task.loss()
+        optimizer.zero_grad()
+        optimizer.refresh_if_due(loss)
+        loss.backward()
+        optimizer.step()
+
+    return step
+
+
+def refresh_times(task: Task, curvatures: Sequence[Curvature], rank: int, rounds: int) -> Times:
+    """Time refreshes from a warm start, beside a gradient and an SGD step."""
+    cases: dict[str, Case] = {GRADIENT: always(task.gradient), "sgd": always(sgd_step(task.copy()))}
+    cases |= {kind: refresh_case(task.copy(), kind, rank) for kind in curvatures}
+    return interleaved(cases, rounds)
+
+
+def refresh_case(task: Task, curvature: Curvature, rank: int) -> Case:
+    """Return the refresh of a CAO with default settings; the forward pass of a loss is the training step's own."""
+    optimizer = CAO(task.params, LR, rank=rank, refresh_every=REFRESH_EVERY)
+
+    def prepared() -> Action:
+        source = task.source(curvature)
+        return lambda: optimizer.refresh(source)
+
+    return prepared
+
+
+def products_of_refresh(rank: int) -> int:
+    """Return the products of a refresh of CAO with default settings."""
+    iterations: int = CAO([torch.zeros(rank)], LR, rank=rank).defaults["power_iterations"]
+    return rank * (iterations + 1)
+
+
+def epoch_row(
+    step: Estimate, times: Times, curvature: Curvature, sizes: Sizes, *, rank: int, width: int | None = None
+) -> Row:
+    """Return (391 steps + 391/400 of a refresh) / (391 steps of SGD) = step ratio + refresh / (400 SGD steps)."""
+    refresh = ratio(times, curvature, "sgd")
+    epoch = step.plus(refresh.scaled(1 / REFRESH_EVERY))
+    sweeps = products_of_refresh(rank) // rank
+    longer = step.value + refresh.value * (POWER_ITERATIONS + 1) / sweeps / REFRESH_EVERY
+    note = (
+        f"width {width or sizes.width}, batch {sizes.batch}; a step is {step.value:.3f} SGD steps, "
+        f"a refresh of {products_of_refresh(rank)} products {refresh.value:.1f}, one every {REFRESH_EVERY}; "
+        f"with {POWER_ITERATIONS} power iterations it would be {longer:.3f}"
+    )
+    suffix = "" if width is None else f"_width{width}"
+    target = TARGETS[rank] if curvature == "gauss-newton" else None
+    return epoch.row(f"epoch_time_over_sgd_k{rank}_{underscored(curvature)}{suffix}", note, target=target)
+
+
+def price_row(times: Times, curvature: Curvature, sizes: Sizes) -> Row:
+    """Return what one product costs on average within a refresh of rank 1, in gradients."""
+    products = products_of_refresh(1)
+    prices = [refresh / products / g for refresh, g in zip(times[curvature], times[GRADIENT], strict=True)]
+    name = PRODUCT_PRICE_ROW.get(curvature, f"{underscored(curvature)}_product_per_gradient")
+    note = (
+        f"width {sizes.width}, batch {sizes.batch}; a refresh of rank 1 divided by its {products} products, over "
+        "forward and backward pass"
+    )
+    return estimate(prices).row(name, note, unit="gradients")
+
+
+def underscored(name: str) -> str:
+    """Return a name as rows spell it."""
+    return name.replace("-", "_")

@@ -1,0 +1,91 @@
+"""The process in which one memory figure is taken: run a few training steps and write the peak, in bytes."""
+
+import json
+import resource
+import sys
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+import torch
+
+from cao import CAO
+from cao_lab.bench.task import LR, Curvature, Task, device, random_task
+
+MemoryCase: TypeAlias = Literal["bare", "sgd", "gauss-newton", "parts", "hessian", "gauss-newton-after-forward"]
+
+STEPS = 2
+"""The second step has what the first left behind: buffers, and the sketch it starts from."""
+
+
+def peak_after(case: MemoryCase, width: int, batch: int, parts: int) -> int:
+    """Train for two steps, with a refresh in each unless it is SGD, and return the peak memory in bytes.
+
+    Before that, each process goes through every kind of step in miniature, so that all have loaded the same code.
+    """
+    rehearse()
+    if device().type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    if case != "bare":
+        train(case, random_task(width, batch, parts))
+    return peak_memory_bytes()
+
+
+def rehearse() -> None:
+    """Run every case at a size that takes no memory to speak of."""
+    cases: tuple[MemoryCase, ...] = ("sgd", "gauss-newton", "hessian")
+    for case in cases:
+        train(case, random_task(width=1, batch=2, parts=1, side=8))
+
+
+def train(case: MemoryCase, task: Task) -> None:
+    """Take the training steps of a case."""
+    if case == "sgd":
+        train_sgd(task)
+    elif case == "gauss-newton":
+        train_cao(task, "gauss-newton", is_before_forward=True)
+    elif case == "parts":
+        train_cao(task, "parts", is_before_forward=True)
+    elif case == "hessian":
+        train_cao(task, "hessian", is_before_forward=False)
+    elif case == "gauss-newton-after-forward":
+        train_cao(task, "gauss-newton", is_before_forward=False)
+
+
+def train_sgd(task: Task) -> None:
+    """Take plain SGD steps."""
+    optimizer = torch.optim.SGD(task.params, LR)
+    for _ in range(STEPS):
+        task.gradient()
+        optimizer.step()
+
+
+def train_cao(task: Task, curvature: Curvature, *, is_before_forward: bool) -> None:
+    """Take CAO steps with a refresh in each, before the training forward or between forward and backward."""
+    optimizer = CAO(task.params, LR, rank=1, refresh_every=1, power_iterations=1)
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        if is_before_forward:
+            optimizer.refresh(task.source(curvature))
+        loss = task.loss()
+        if not is_before_forward:
+            optimizer.refresh(loss if curvature == "hessian" else task.source(curvature))
+        loss.backward()
+        # As in a training loop, the loss itself lives on; its graph is gone.
+        optimizer.step()
+
+
+def peak_memory_bytes() -> int:
+    """Return the peak of the GPU's allocator, or of this process's resident set."""
+    if device().type == "cuda":
+        return torch.cuda.max_memory_allocated()
+    status = Path("/proc/self/status")
+    if not status.exists():
+        unit = 1 if sys.platform == "darwin" else 1024
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    # Unlike getrusage's figure, this one does not start from the peak of the parent process.
+    line = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM:"))
+    return int(line.split()[1]) * 1024
+
+
+if __name__ == "__main__":
+    sys.stdout.write(f"{peak_after(**json.loads(sys.argv[1]))}\n")

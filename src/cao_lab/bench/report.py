@@ -1,0 +1,77 @@
+"""What a benchmark leaves behind: rows as JSON, a table to read, a figure to look at."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+from matplotlib.figure import Figure
+
+from cao_lab.bench.rows import Row
+from cao_lab.bench.task import device
+from cao_lab.provenance import device_name, git_commit, now, versions
+
+REACHED, MISSED = "#009e73", "#d55e00"
+
+
+def write_rows(rows: Sequence[Row], out: Path) -> None:
+    """Write bench.json into a folder."""
+    out.mkdir(parents=True, exist_ok=True)
+    text = json.dumps([asdict(row) for row in rows], indent=1, ensure_ascii=False)
+    (out / "bench.json").write_text(text + "\n", encoding="utf-8")
+
+
+def write_summary(rows: Sequence[Row], out: Path, title: str) -> None:
+    """Write bench.md and bench.png into the same folder."""
+    (out / "bench.md").write_text(f"# {title}\n\n{circumstances()}\n\n{table(rows)}", encoding="utf-8")
+    target_figure(rows, title).savefig(out / "bench.png", dpi=150)
+
+
+def circumstances() -> str:
+    """Return when, where and with what the benchmark was run."""
+    tools = ", ".join(f"{name} {version}" for name, version in versions().items())
+    threads, commit = torch.get_num_threads(), git_commit() or "unknown"
+    return f"{now()}, {device_name(device())}, {threads} threads, {tools}, commit {commit[:12]}."
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Return the rows as a Markdown table."""
+    lines = ["| name | value | target | spread | samples | note |", "|---|---|---|---|---|---|"]
+    for row in rows:
+        cells = (row.name, with_unit(row), verdict(row), short(row.spread), str(row.samples), row.note)
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def with_unit(row: Row) -> str:
+    """Return the value with its unit, unless that is a mere ratio."""
+    return short(row.value) if row.unit == "ratio" else f"{short(row.value)} {row.unit}"
+
+
+def verdict(row: Row) -> str:
+    """Return the target and whether it is reached."""
+    return "–" if row.target is None else f"≤ {short(row.target)} {'✓' if row.is_reached else '✗'}"
+
+
+def short(number: float | None) -> str:
+    """Return a number in four digits, a dash for none."""
+    return "–" if number is None else f"{number:.4g}"
+
+
+def target_figure(rows: Sequence[Row], title: str) -> Figure:
+    """Draw every value over its target: left of the line is reached."""
+    judged = [row for row in rows if row.target]
+    figure = Figure(figsize=(8, 1.2 + 0.3 * len(judged)), layout="constrained")
+    axes = figure.add_subplot()
+    for place, row in enumerate(judged):
+        target, colour = row.target or 1.0, REACHED if row.is_reached else MISSED
+        axes.errorbar(row.value / target, place, xerr=(row.spread or 0.0) / 2 / target, fmt="o", color=colour)
+        axes.annotate(f"  {with_unit(row)}", (row.value / target, place), va="bottom", fontsize=7, color=colour)
+    axes.axvline(1, color="#444444", linewidth=0.8, linestyle=(0, (2, 2)))
+    axes.set_yticks(range(len(judged)), [f"{row.name}  ≤ {short(row.target)}" for row in judged], fontsize=7)
+    axes.set_ylim(len(judged) - 0.5, -0.5)
+    if any(row.value > 3 * (row.target or 1) or row.value < (row.target or 1) / 3 for row in judged):
+        axes.set_xscale("log")
+    axes.set(xlabel="value / target, bars: interquartile range", title=title)
+    return figure

@@ -1,0 +1,48 @@
+"""All sections of `cao bench`, in order."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from tqdm import tqdm
+
+from cao_lab.bench.accuracy import accuracy_rows
+from cao_lab.bench.epoch import epoch_rows, wide_epoch_rows
+from cao_lab.bench.memory import memory_rows, wide_memory_rows
+from cao_lab.bench.race import race_rows
+from cao_lab.bench.report import write_rows, write_summary
+from cao_lab.bench.rows import Rows
+from cao_lab.bench.scaling import allocation_rows, scaling_rows
+from cao_lab.bench.sizes import FULL, QUICK, Sizes
+from cao_lab.bench.step import step_rows
+from cao_lab.bench.warmstart import warm_start_rows
+
+# Memory comes first: the children then share the machine with a small parent.
+SECTIONS: dict[str, Callable[[Sizes], Rows]] = {
+    "memory": memory_rows,
+    "memory, wide": wide_memory_rows,
+    "floats held": allocation_rows,
+    "step": step_rows,
+    "epoch": epoch_rows,
+    "epoch, wide": wide_epoch_rows,
+    "warm start": warm_start_rows,
+    "race": race_rows,
+    "accuracy": accuracy_rows,
+    "growth": scaling_rows,
+}
+
+
+def run_bench(out: Path, quick: bool) -> Rows:
+    """Measure everything and write it to a folder; `quick` is smaller, shorter and not for the record."""
+    title = "cao bench --quick: small sizes, not for the record" if quick else "cao bench"
+    return measure(QUICK if quick else FULL, out, title)
+
+
+def measure(sizes: Sizes, out: Path, title: str) -> Rows:
+    """Go through the sections; the rows are on disk after each of them."""
+    rows: Rows = []
+    for section in (bar := tqdm(SECTIONS, disable=None)):
+        bar.set_description(section)
+        rows += SECTIONS[section](sizes)
+        write_rows(rows, out)
+    write_summary(rows, out, title)
+    return rows

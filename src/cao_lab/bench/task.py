@@ -1,0 +1,105 @@
+"""What is trained while it is measured: a ResNet-18 on CIFAR, or on images of the same shape."""
+
+from collections.abc import Callable, Iterator
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Literal, TypeAlias, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from cao import CAO, Eigenpairs, GaussNewton, Hessian
+from cao.curvature import ParameterOperator
+from cao.linalg import orthonormalize, random_columns
+from cao_lab.resnet import resnet18
+
+Curvature: TypeAlias = Literal["gauss-newton", "hessian", "parts"]
+CURVATURES: tuple[Curvature, ...] = get_args(Curvature)
+
+LR = 1e-3
+"""Small enough for any number of steps to stay finite; no timing depends on it."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """A model and one batch, and the curvature of its loss there in the forms that are compared."""
+
+    model: nn.Module
+    inputs: Tensor
+    targets: Tensor
+    parts: int
+
+    @property
+    def params(self) -> list[nn.Parameter]:
+        """The model's parameters, all of them trainable."""
+        return list(self.model.parameters())
+
+    def loss(self) -> Tensor:
+        """Run the model and return the mean loss."""
+        return cross_entropy(self.model(self.inputs), self.targets)
+
+    def part_losses(self) -> Iterator[Tensor]:
+        """Yield the mean loss of each part of the batch."""
+        size = len(self.inputs) // self.parts
+        for inputs, targets in zip(self.inputs.split(size), self.targets.split(size), strict=True):
+            yield cross_entropy(self.model(inputs), targets)
+
+    def gauss_newton(self) -> GaussNewton:
+        """Return the Gauss-Newton matrix of the batch."""
+        return GaussNewton(self.model, self.inputs, lambda outputs: cross_entropy(outputs, self.targets))
+
+    def source(self, curvature: Curvature) -> Tensor | Callable[[], Iterator[Tensor]] | ParameterOperator:
+        """Return what `CAO.refresh` is given; the Hessian's is the loss of a forward pass made here."""
+        if curvature == "hessian":
+            return self.loss()
+        return self.gauss_newton() if curvature == "gauss-newton" else self.part_losses
+
+    def operator(self, curvature: Curvature) -> ParameterOperator:
+        """Return the curvature as an operator; the Hessian's graph is built here."""
+        if curvature == "gauss-newton":
+            return self.gauss_newton()
+        return Hessian(self.loss() if curvature == "hessian" else self.part_losses, self.params)
+
+    def gradient(self) -> None:
+        """Compute the gradient, forward and backward, as a training step does."""
+        self.model.zero_grad()
+        self.loss().backward()
+
+    def copy(self) -> "Task":
+        """Return the same task with a model of its own."""
+        return Task(deepcopy(self.model), self.inputs, self.targets, self.parts)
+
+
+def random_task(width: int, batch: int, parts: int, side: int = 32) -> Task:
+    """Return a ResNet-18 and a batch of noise, for what does not depend on the numbers."""
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(batch, 3, side, side, generator=generator)
+    targets = torch.randint(10, (batch,), generator=generator)
+    return Task(seeded_resnet(width, classes=10).to(device()), inputs.to(device()), targets.to(device()), parts)
+
+
+def seeded_resnet(width: int, classes: int) -> nn.Module:
+    """Build a ResNet-18 whose weights are the same every time."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(0)
+        return resnet18(classes, width)
+
+
+def device() -> torch.device:
+    """Return the GPU if there is one, else the CPU."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def random_sketch(size: int, rank: int) -> Eigenpairs:
+    """Return orthonormal columns with the eigenvalues 1, 2, …, as a ready source of a refresh."""
+    columns = random_columns(size, rank, torch.Generator(device()).manual_seed(0))
+    values = torch.arange(1.0, rank + 1, device=device())
+    return Eigenpairs(values, orthonormalize(columns), torch.zeros_like(values))
+
+
+def optimizer_with_sketch(params: list[nn.Parameter], rank: int) -> CAO:
+    """Return a CAO that has its sketch and will not ask for another one soon."""
+    optimizer = CAO(params, LR, rank=rank, refresh_every=10**9)
+    optimizer.refresh(random_sketch(sum(p.numel() for p in params), rank))
+    return optimizer
