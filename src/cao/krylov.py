@@ -8,6 +8,8 @@ from torch import Tensor
 
 from cao.linalg import Eigenpairs, SymmetricOperator, bordered, random_columns, row_blocks, small_eigh
 
+Quadrature = tuple[Float[Tensor, " m"], Float[Tensor, " m"]]
+"""Nodes and weights, the nodes ascending."""
 Order = Callable[[Tensor], Tensor]
 """Ritz values to indices, the most wanted first."""
 Bound = Callable[[Tensor], Tensor]
@@ -119,9 +121,7 @@ def is_within(residuals: Tensor, bounds: Tensor, values: Tensor) -> bool:
     return bool((residuals <= bounds.clamp_min(rounding)).all())
 
 
-def lanczos_quadrature(
-    operator: SymmetricOperator, start: Float[Tensor, "n 1"], iterations: int
-) -> tuple[Float[Tensor, " m"], Float[Tensor, " m"]]:
+def lanczos_quadrature(operator: SymmetricOperator, start: Float[Tensor, "n 1"], iterations: int) -> Quadrature:
     """Return nodes and weights of the Gauss quadrature of uᵀ f(A) u for the unit vector u along `start`."""
     space = KrylovSpace(operator, start, iterations)
     space.grow()

@@ -1,6 +1,7 @@
 """The spectrum of a symmetric operator: its ends, its trace and its density, each with a measure of its own error."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -9,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from cao.curvature import ParameterOperator
-from cao.krylov import lanczos_quadrature, restarted_lanczos
+from cao.krylov import Quadrature, lanczos_quadrature, restarted_lanczos
 from cao.linalg import Eigenpairs, SymmetricOperator, Which, inner_products, order_of, orthonormalize, random_columns
 
 
@@ -131,9 +132,9 @@ def spectral_density(
     """Estimate the density of the eigenvalues by stochastic Lanczos quadrature (Ubaru, Chen and Saad 2017).
 
     From each probe, a random vector, Lanczos with full reorthogonalisation makes a Gauss quadrature of the density:
-    exact for polynomials up to degree 2·iterations − 1, blind to anything much finer than the eigenvalues' range
-    divided by `iterations`, which is the default width of the smoothing. The scatter of the probes shows the error
-    of sampling, which falls with the operator's size, but not that of the smoothing.
+    exact for polynomials up to degree 2·iterations − 1, blind to anything much finer than the gaps between its
+    nodes, which decide the default width of the smoothing. The scatter of the probes shows the error of sampling, which
+    falls with the operator's size, but not that of the smoothing.
 
     It costs probes·iterations products, and memory for iterations + 2 columns.
     """
@@ -147,21 +148,26 @@ def spectral_density(
     quadratures = [lanczos_quadrature(operator, probe_columns(space, 1, generator), iterations) for _ in range(probes)]
     nodes, weights = zip(*quadratures, strict=True)
     lowest, highest = float(torch.cat(nodes).min()), float(torch.cat(nodes).max())
-    width = width or resolution(lowest, highest, iterations)
+    # All eigenvalues may be the same, as those of the identity.
+    spread = (highest - lowest) or 1e-3 * (abs(highest) or 1.0)
+    width = width or resolution(quadratures, spread)
     grid = torch.linspace(lowest - 4 * width, highest + 4 * width, points, dtype=torch.float64, device=space.device)
     curves = torch.stack([smoothed(*quadrature, grid, width) for quadrature in quadratures])
     error = curves.std(dim=0) / math.sqrt(probes) if probes > 1 else torch.full_like(grid, torch.nan)
     return SpectralDensity(grid, curves.mean(dim=0), error, width, nodes, weights, sum(map(len, nodes)))
 
 
-def resolution(lowest: float, highest: float, iterations: int) -> float:
-    """Return the default width: the range over the iterations, about two thirds of the gap between nodes.
+def resolution(quadratures: Sequence[Quadrature], spread: float) -> float:
+    """Return the default width: three quarters of the mean gap between nodes, weighted as the nodes are.
 
-    With it, the sum of Gaussians at evenly spaced nodes ripples by less than 0.1 %.
+    Wherever most eigenvalues are, neighbouring Gaussians then melt into one; with evenly spaced nodes their sum ripples
+    by less than 0.1 %. For a semicircle it is the range divided by the number of nodes; where a bulk is narrow and
+    outliers are far, as in a Hessian, the nodes crowd in the bulk and the width is smaller.
     """
-    spread = highest - lowest
-    # All eigenvalues may be the same, as those of the identity.
-    return spread / iterations if spread > 0 else 1e-3 * (abs(highest) or 1.0)
+    gaps = [float(nodes.diff() @ (weights[1:] + weights[:-1]) / 2) for nodes, weights in quadratures]
+    width = 0.75 * sum(gaps) / len(gaps)
+    # Without a floor, a matrix of low rank would have no width at all.
+    return max(width, spread / 400)
 
 
 def smoothed(
