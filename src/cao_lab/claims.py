@@ -72,14 +72,15 @@ def speed(setting: Setting) -> Finding:
 
 def factor(setting: Setting) -> Finding:
     """Holds if the whole interval of Adam's epochs over CAO's (k = 1) is at least 2.95/1.1; does not hold if
-    the whole interval is below that; undecided otherwise. It asks for the size of the gain, not for its cause.
+    the whole interval is below that; undecided otherwise. It asks for the size of the gain, not for its cause, and
+    below the paper's size for that at the threshold declared there.
     """
     if not {"cao", "adam"} <= setting.labels.keys() or setting.thresholds is None:
         return untested("CAO and adam")
     gain, note = sooner(setting, "adam", "cao", setting.thresholds.primary)
     bar = 2.95 / RATIO_MARGIN
     verdict = Verdict.HOLDS if gain.low >= bar else Verdict.FAILS if gain.high < bar else Verdict.UNDECIDED
-    return Finding(verdict, f"to train loss {setting.thresholds.primary:g}, Adam needs {said(gain)} CAO's epochs{note}")
+    return Finding(verdict, f"To train loss {setting.thresholds.primary:g}, Adam needs {said(gain)} CAO's epochs{note}")
 
 
 def threshold_range(setting: Setting) -> Finding:
@@ -90,7 +91,8 @@ def threshold_range(setting: Setting) -> Finding:
         return untested("a declared threshold")
     found = {level: compare(setting, "adam", "matched", level) for level in setting.thresholds.sweep}
     told = {level: one for level, one in found.items() if "was reached" not in one.evidence}
-    each = ", ".join(f"{level:g}: {one.verdict}" for level, one in told.items())
+    levels = {verdict: [f"{level:g}" for level, one in told.items() if one.verdict is verdict] for verdict in Verdict}
+    each = "; ".join(f"{verdict} at {', '.join(some)}" for verdict, some in levels.items() if some)
     verdict = all_of(one.verdict for one in told.values()) if told else Verdict.UNDECIDED
     return Finding(verdict, each or "no declared threshold can tell")
 

@@ -6,7 +6,7 @@ import matplotlib.style
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 from pandas import DataFrame
 
 from cao_lab.analysis import first_epoch_below, seed_band, stability_edge
@@ -14,6 +14,7 @@ from cao_lab.palette import Stroke, in_order, strokes
 from cao_lab.tables import method_name
 
 STYLE = Path(__file__).with_name("cao.mplstyle")
+PLAIN_NUMBERS = StrMethodFormatter("{x:g}")
 styled = matplotlib.style.context(STYLE)
 AXES = {
     "train_loss": "train loss", "train_accuracy": "train accuracy", "test_accuracy": "test accuracy",
@@ -39,6 +40,7 @@ def curve_figure(
         draw_threshold(axes, runs, x, threshold, last_epoch)
     if column.endswith("loss") and (shown[column] > 0).all() and spans_decades(shown[column].to_numpy()):
         axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(PLAIN_NUMBERS)
     axes.set(xlabel=AXES[x], ylabel=AXES[column], title=title(runs))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     if curves := axes.get_legend_handles_labels()[0]:
@@ -153,6 +155,7 @@ def draw_eigenvalues(axes: Axes, rows: DataFrame) -> None:
         axes.axhline(edge, color="#444444", linewidth=0.9, linestyle=(0, (4, 2)))
         axes.annotate("2(1+β)/α", (0, edge), fontsize=7, color="#444444", va="bottom")
     axes.set_yscale("symlog", linthresh=1.0)
+    axes.yaxis.set_major_formatter(PLAIN_NUMBERS)
 
 
 @styled

@@ -25,8 +25,27 @@ def in_order(runs: DataFrame) -> DataFrame:
     return runs.drop_duplicates("name").sort_values(["optimizer", "rank", "name"], ignore_index=True)
 
 
+def coloured(epochs: DataFrame, best: DataFrame) -> DataFrame:
+    """Put a stroke beside every row of one task, so that a figure of some methods keeps the colours of all.
+
+    The best of each method choose first; the rates that were tried besides take what is left.
+    """
+    looks = assigned(epochs) | assigned(best)
+    colours = epochs["name"].map({name: stroke.colour for name, stroke in looks.items()})
+    return epochs.assign(colour=colours, is_dashed=epochs["name"].map({n: s.is_dashed for n, s in looks.items()}))
+
+
 def strokes(runs: DataFrame) -> dict[str, Stroke]:
     """Return a stroke for each name among the runs of one task, in the order in which methods are listed."""
+    if "colour" not in runs:
+        return assigned(runs)
+    methods = in_order(runs)
+    looks = zip(methods["colour"], methods["is_dashed"], strict=True)
+    return {name: Stroke(*look) for name, look in zip(methods["name"], looks, strict=True)}
+
+
+def assigned(runs: DataFrame) -> dict[str, Stroke]:
+    """Choose a stroke for each name: the usual colours for the usual optimizers, warm ones for curvature."""
     methods = in_order(runs)
     found: dict[str, Stroke] = {}
     used = {"curved": 0, "control": 0, "other": 0}

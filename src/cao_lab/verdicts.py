@@ -10,6 +10,7 @@ from pandas import DataFrame
 
 from cao_lab.analysis import TASK_KEY, Interval, first_epoch_below, product_prices, ratio_interval
 from cao_lab.logreader import Logs
+from cao_lab.palette import coloured
 from cao_lab.protocol import (
     PROBING_SUITES,
     RATIO_MARGIN,
@@ -173,11 +174,11 @@ def compare(setting: Setting, slow: str, control: str, threshold: float) -> Find
     if "cao" not in setting.labels or slow not in setting.labels:
         return untested(f"CAO and {slow}")
     if not can_tell(setting, ("cao", slow, control), threshold):
-        return Finding(Verdict.UNDECIDED, f"train loss {threshold:g} was reached in a first epoch: too soon to tell")
+        return Finding(Verdict.UNDECIDED, f"Train loss {threshold:g} was reached in a first epoch: too soon to tell")
     gain, note = sooner(setting, slow, "cao", threshold)
     if gain.count == 0:
-        return Finding(Verdict.UNDECIDED, f"train loss {threshold:g} was reached by neither on any common seed")
-    evidence = f"to train loss {threshold:g}, {setting.name(slow)} needs {said(gain)} CAO's epochs{note}"
+        return Finding(Verdict.UNDECIDED, f"Train loss {threshold:g} was reached by neither on any common seed")
+    evidence = f"To train loss {threshold:g}, {setting.name(slow)} needs {said(gain)} CAO's epochs{note}"
     if control not in setting.labels:
         verdict = Verdict.UNDECIDED if direction(gain) is Verdict.HOLDS else direction(gain)
         return Finding(verdict, f"{evidence}; no control at the same effective rate")
@@ -196,7 +197,8 @@ def settings(logs: Logs) -> list[Setting]:
         levels, labels = thresholds_of(str(suite), str(task), epochs), parts(runs, str(suite))
         names = dict(zip(runs["label"], runs["name"], strict=True))
         prices = product_prices(logs.bench)
-        found.append(Setting(str(suite), str(task), epochs, refreshes, levels, labels, names, prices))
+        one = Setting(str(suite), str(task), epochs, refreshes, levels, labels, names, prices)
+        found.append(replace(one, epochs=coloured(epochs, one.best)))
     return sorted(found, key=weight)
 
 

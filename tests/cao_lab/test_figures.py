@@ -13,6 +13,7 @@ from synthetic_logs import ADAM, CAO, SGD, Run, suite_of_runs, write_suite
 from cao_lab import figures
 from cao_lab.analysis import stable_windows
 from cao_lab.logreader import Logs, load_logs
+from cao_lab.verdicts import settings
 
 
 def logs_of(folder: Path, *runs: Run) -> Logs:
@@ -103,3 +104,12 @@ def test_stable_windows_show_both_ends(tmp_path: Path) -> None:
     axes = axes_of(figures.stable_window_figure(stable_windows(logs_of(tmp_path, *runs).epochs)))
     assert [line.get_xdata().tolist() for line in axes.lines[-2:]] == [[0.4, 0.4], [0.8, 0.8]]
     assert [label.get_text() for label in axes.get_yticklabels()] == ["CAO k=1", "SGD, momentum 0.9"]
+
+
+def test_a_method_has_the_same_colour_whoever_is_drawn_with_it(tmp_path: Path) -> None:
+    epochs = settings(logs_of(tmp_path, *suite_of_runs()))[0].epochs
+    some = epochs[epochs["label"].isin(["cao-rank5", "sgd-lr0.1-momentum0"])]
+    everyone, few = (curves(figures.train_loss_figure(runs)) for runs in (epochs, some))
+    assert {name: line.get_color() for name, line in few.items()}.items() <= {
+        name: line.get_color() for name, line in everyone.items()
+    }.items()
