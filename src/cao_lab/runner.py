@@ -56,7 +56,7 @@ class SuiteRunner:
         self.failures: dict[Path, str] = {}
         self.epochs: dict[Path, int] = {}
         self.runs_over = 0
-        self.bar = tqdm(total=0, unit="epoch", disable=not sys.stderr.isatty(), dynamic_ncols=True)
+        self.bar = tqdm(total=0, unit="epoch", leave=False, disable=not sys.stderr.isatty(), dynamic_ncols=True)
 
     def run_round(self, configs: list[RunConfig]) -> list[FinishedRun]:
         """Carry out what is not over yet and return all, in the order they were asked for."""

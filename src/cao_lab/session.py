@@ -169,10 +169,11 @@ class Session:
 
     def save(self) -> None:
         """Write a checkpoint; the rows it counts on reach the disk before it."""
-        self.write_refreshes()
-        self.log.sync()
-        rows = {"epochs": self.log.epochs.rows, "refreshes": self.log.refreshes.rows}
-        checkpoint.save({"rows": rows, "training": self.training.state_dict()}, self.log.folder)
+        with self.training.meter.excluded():
+            self.write_refreshes()
+            self.log.sync()
+            rows = {"epochs": self.log.epochs.rows, "refreshes": self.log.refreshes.rows}
+            checkpoint.save({"rows": rows, "training": self.training.state_dict()}, self.log.folder)
         self.saved_at = time.monotonic()
 
     def finish(self) -> Outcome:

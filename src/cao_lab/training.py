@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cao import Eigenpairs
 from cao_lab import sharpness
 from cao_lab.config import RunConfig
 from cao_lab.data import Dataset, batches, evaluation_batches
@@ -32,7 +33,7 @@ class Progress:
     samples: int = 0
     has_diverged: bool = False
 
-    def start_epoch(self) -> None:
+    def complete_epoch(self) -> None:
         """Count the epoch as completed and clear its sums."""
         self.epoch += 1
         self.batch = self.samples = self.correct = 0
@@ -73,12 +74,13 @@ class Training:
     def epochs(self, after_step: Callable[["Training"], None] = ignore) -> Iterator[EpochRecord]:
         """Train to the end of the budget; a non-finite loss ends the run with the epoch it falls into.
 
-        `after_step` is called between two steps, off the clock, and may raise to stop the run there.
+        `after_step` is called between two steps and may raise to stop the run there. It is on the clock, because to
+        stop the clock is to wait for a GPU; whatever takes long belongs into `meter.excluded()`.
         """
         while self.progress.epoch < self.config.epochs and not self.progress.has_diverged:
             self._train_epoch(after_step)
             record = self._epoch_record()
-            self.progress.start_epoch()
+            self.progress.complete_epoch()
             self.meter.seconds = 0.0
             yield record
 
@@ -94,8 +96,7 @@ class Training:
             start=progress.batch,
         ):
             self._train_batch(*self.problem.cast(batch))
-            with self.meter.excluded():
-                after_step(self)
+            after_step(self)
             if progress.has_diverged:
                 break
         self.meter.stop()
@@ -145,9 +146,7 @@ class Training:
             others = sharpness.eigenvalues_outside(refreshed.operator, captured.vectors, count, seed=self.progress.step)
             self._log_eigenvalues(captured, others, refreshed.damping)
 
-    def _log_eigenvalues(
-        self, captured: sharpness.Eigenpairs | None, others: sharpness.Eigenpairs, damping: float | None
-    ) -> None:
+    def _log_eigenvalues(self, captured: Eigenpairs | None, others: Eigenpairs, damping: float | None) -> None:
         self.new_refreshes += sharpness.rows(
             captured,
             others,
