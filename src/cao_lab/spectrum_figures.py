@@ -37,7 +37,7 @@ def density_figure(spectrum: Spectrum) -> Figure:
     axes.axhline(single, color=DENSITY, linewidth=0.8, linestyle=(0, (1, 2)), label="height of a single eigenvalue")
     axes.set_yscale("log")
     axes.set_ylim(floor / 6, 2.5 * density.max())
-    axes.margins(x=0.12)
+    axes.margins(x=0.18)
     draw_eigenvalues(axes, spectrum, floor / 2.4)
     axes.set(xlabel="eigenvalue λ", ylabel="density of eigenvalues", title=density_title(spectrum))
     axes.legend(loc="upper right")
