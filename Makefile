@@ -5,7 +5,8 @@ BIN := .venv/bin
 .PHONY: demo test check install clean
 
 demo: .venv/installed
-	$(BIN)/python examples/digits.py
+	$(BIN)/cao suite demo --jobs 2 --logs out/demo
+	$(BIN)/cao report out/demo --out out/report
 
 test: check
 	$(BIN)/pytest

@@ -215,15 +215,13 @@ def bordered(projected: Float[Tensor, "m m"], coupling: Float[Tensor, "mb b"]) -
 
 def remove_components(columns: Float[Tensor, "n b"], blocks: Sequence[Tensor]) -> Float[Tensor, "m b"]:
     """Make the columns orthogonal to all blocks, in place, and return the coefficients taken out."""
-    taken = [
-        torch.zeros(block.shape[1], columns.shape[1], dtype=torch.float64, device=columns.device) for block in blocks
-    ]
-    for _ in range(2):  # Twice is enough to reach rounding.
+    taken: list[Tensor] = [block.new_zeros(block.shape[1], columns.shape[1]) for block in blocks]
+    for _ in range(2):  # Twice is enough to reach rounding, even where the products are not summed in float64.
         for block, total in zip(blocks, taken, strict=True):
-            coefficients = inner_products(block, columns)
-            columns.addmm_(block, coefficients.to(columns.dtype), alpha=-1)
+            coefficients = block.T @ columns
+            columns.addmm_(block, coefficients, alpha=-1)
             total += coefficients
-    return torch.cat(taken)
+    return torch.cat(taken).double()
 
 
 def next_block(image: Float[Tensor, "n b"], blocks: Sequence[Tensor], scale: float) -> Float[Tensor, "n b"]:

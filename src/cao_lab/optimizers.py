@@ -28,7 +28,8 @@ from cao_lab.optimizer_config import (
 # λ → ∞ for the projected-out control: λ/(λ + η) is 1 to the last bit of float32.
 INFINITE_CURVATURE = 1e12
 # Added to the seed of a control, so that its directions differ from the vectors the eigensolver starts from.
-CONTROL_STREAM = 2**32
+# Below 2³², because torch's generator looks at the lower 32 bits of a seed only.
+CONTROL_STREAM = 0x9E3779B9
 
 
 class Objective(Protocol):
