@@ -3,7 +3,7 @@
 import csv
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -78,7 +78,8 @@ def load_logs(folder: Path) -> Logs:
     runs = with_progress(runs, epochs)
     missing += [*unfinished(runs), *missing_seeds(runs)]
     refreshes = stacked([run.refreshes for run in found], REFRESH_COLUMNS, runs)
-    return Logs(runs, epochs, refreshes, load_theory(folder), load_bench(folder, missing), tuple(missing))
+    theory, bench = load_theory(folder, missing), load_bench(folder, missing)
+    return Logs(runs, epochs, refreshes, theory, bench, tuple(missing))
 
 
 def load_runs(folder: Path) -> DataFrame:
@@ -206,19 +207,24 @@ def missing_seeds(runs: DataFrame) -> Iterator[str]:
                 yield f"{suite}/{task}/{label}: {len(own)} of {len(seeds)} seeds, without {numbers}"
 
 
-def load_theory(folder: Path) -> DataFrame:
+def load_theory(folder: Path, missing: list[str]) -> DataFrame:
     """Return the theory's table, empty if `cao theory` has not been run."""
-    path = folder / "theory.csv"
-    return pd.read_csv(path) if path.exists() and path.stat().st_size else DataFrame()
+    return read_beside(folder / "theory.csv", pd.read_csv, missing)
 
 
 def load_bench(folder: Path, missing: list[str]) -> DataFrame:
     """Return the benchmark's rows, empty if `cao bench` has not been run."""
-    path = folder / "bench.json"
+    return read_beside(
+        folder / "bench.json", lambda path: DataFrame(json.loads(path.read_text(encoding="utf-8"))), missing
+    )
+
+
+def read_beside(path: Path, read: Callable[[Path], DataFrame], missing: list[str]) -> DataFrame:
+    """Read a table that lies beside the runs; one that is not there is empty, a broken one costs a sentence."""
     if not path.exists():
         return DataFrame()
     try:
-        return DataFrame(json.loads(path.read_text(encoding="utf-8")))
+        return read(path)
     except ValueError as error:
-        missing.append(f"bench.json cannot be read ({error}), left out")
+        missing.append(f"{path.name} cannot be read ({error}), left out")
         return DataFrame()

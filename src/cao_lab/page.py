@@ -99,7 +99,9 @@ def beside(name: str, title: str, frame: DataFrame) -> str:
     """Return the table that another command left beside the runs, nothing if it was not run."""
     if frame.empty:
         return ""
-    cells = frame.map(lambda value: f"{value:.4g}" if isinstance(value, float) else str(value))
+    cells = frame.map(lambda value: f"{value:.4g}" if isinstance(value, float) else str(value)).where(
+        frame.notna(), "–"
+    )
     cells.columns = [str(column).replace("_", " ").capitalize() for column in cells.columns]
     return f'<section id="{name}"><h2>{title}</h2>{html_table(cells)}</section>'
 

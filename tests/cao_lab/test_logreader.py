@@ -112,9 +112,13 @@ def test_theory_and_bench_are_read_where_they_are(tmp_path: Path) -> None:
     assert logs.bench["value"].tolist() == [1.5]
 
 
-def test_a_broken_bench_file_costs_a_sentence(tmp_path: Path) -> None:
+def test_broken_files_beside_the_runs_cost_a_sentence_each(tmp_path: Path) -> None:
     write_run(tmp_path, Run([3.0]))
     (tmp_path / "bench.json").write_text("[{")
+    (tmp_path / "theory.csv").write_text("")
     logs = load_logs(tmp_path)
     assert logs.bench.empty
-    assert "bench.json cannot be read" in logs.missing[0]
+    assert logs.theory.empty
+    assert [sentence.split(" (")[0] for sentence in logs.missing] == [
+        "theory.csv cannot be read", "bench.json cannot be read",
+    ]  # fmt: skip
