@@ -122,6 +122,10 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         )
     except KeyboardInterrupt:
         sys.exit(130)
+    except BrokenPipeError:
+        # Whoever read our output has had enough, as `cao suite paper --dry-run | head` does.
+        sys.stdout = None
+        sys.exit(0)
     except Exception as error:
         if not is_expected(error):
             raise

@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import torch
 
@@ -20,7 +21,11 @@ from cao_lab.stopping import StopRequest
 from cao_lab.suites import find_suite, rounds_of
 from cao_lab.training import Training
 
-WARM_UP_STEPS = 1
+# The first step is slower than the others; of the rest the fastest is the one that nothing else disturbed.
+MOST_STEPS = 5
+ENOUGH_SECONDS = 2.0
+# A process has to import torch before it can begin.
+START_SECONDS = 4.0
 # A forward pass is about a third of a gradient.
 FORWARD_PRICE = 1 / 3
 LBFGS_GRADIENTS = 1.25
@@ -36,7 +41,7 @@ class Measured:
 
 
 class EnoughMeasured(Exception):  # noqa: N818  # not an error
-    """The step that was to be timed has been taken."""
+    """The steps that were to be timed have been taken."""
 
 
 def list_runs(name: str, execution: Execution, jobs: int) -> Iterator[str]:
@@ -53,7 +58,7 @@ def list_runs(name: str, execution: Execution, jobs: int) -> Iterator[str]:
         if config.task not in prices:
             prices[config.task] = measured(config, execution)
         price = prices[config.task]
-        seconds = math.nan if price is None else run_seconds(config, price)
+        seconds = math.nan if price is None else START_SECONDS + run_seconds(config, price)
         total, unknown = total + (0 if price is None else seconds), unknown + (price is None)
         yield f"{duration(seconds):>8}  {config.folder}"
     yield f"{duration(total / jobs):>8}  in all with {jobs} at a time" + (
@@ -64,25 +69,26 @@ def list_runs(name: str, execution: Execution, jobs: int) -> Iterator[str]:
 
 
 def measured(config: RunConfig, execution: Execution) -> Measured | None:
-    """Take two steps of SGD on the task and time the second; None if the data are missing."""
+    """Time a few steps of SGD on the task, the first left out; None if the data are missing."""
     try:
         dataset = load(config.dataset, execution.data_dir, config.train_samples)
     except DataError:
         return None
-    plain = replace(config, optimizer=SGDConfig(lr=0.0), monitor_curvature=0, epochs=WARM_UP_STEPS + 1)
+    plain = replace(config, optimizer=SGDConfig(lr=0.0), monitor_curvature=0, epochs=MOST_STEPS)
     training = Training(plain, dataset, choose_device(execution.device))
-    times = [time.perf_counter()]
+    times: list[float] = []
 
     def note_time(training: Training) -> None:
         times.append(time.perf_counter())
-        if training.progress.step > WARM_UP_STEPS:
+        if training.progress.step == MOST_STEPS or (len(times) > 1 and times[-1] - times[0] > ENOUGH_SECONDS):
             raise EnoughMeasured
 
     with suppress(EnoughMeasured):
         list(training.epochs(note_time))
     size = len(dataset.train_inputs)
     evaluation = FORWARD_PRICE * len(dataset.test_inputs) / (config.batch_size or size)
-    return Measured(times[-1] - times[-2], math.ceil(size / (config.batch_size or size)), evaluation)
+    fastest = min(after - before for before, after in pairwise(times))
+    return Measured(fastest, math.ceil(size / (config.batch_size or size)), evaluation)
 
 
 def run_seconds(config: RunConfig, price: Measured) -> float:
