@@ -46,10 +46,10 @@ class Objective(Protocol):
 
 @dataclass(frozen=True)
 class Refreshed:
-    """A refresh that has just been made, while its graph is alive: the matrix, and its true eigenpairs."""
+    """A refresh that has just been made, while its graph is alive: the matrix, and how to get its true eigenpairs."""
 
     operator: ParameterOperator
-    pairs: Eigenpairs
+    eigenpairs: Callable[[], Eigenpairs]
     damping: float
 
 
@@ -187,8 +187,8 @@ def refresh(optimizer: CAO, operator: ParameterOperator, config: CAOConfig, on_r
     optimizer.refresh(operator if true is None else control(true, config, seed=step))
     sketch = optimizer.sketch
     if sketch is not None and sketch.step == step:
-        pairs = true or captured_eigenpairs(optimizer, operator.params)
-        on_refresh(Refreshed(operator, pairs, sketch.damping))
+        # Putting the vectors together takes memory that only the log needs, so that is left to whoever writes it.
+        on_refresh(Refreshed(operator, lambda: true or captured_eigenpairs(optimizer, operator.params), sketch.damping))
 
 
 def captured_eigenpairs(optimizer: CAO, params: Sequence[Tensor]) -> Eigenpairs:

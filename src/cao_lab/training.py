@@ -141,7 +141,7 @@ class Training:
 
     def _note_refresh(self, refreshed: Refreshed) -> None:
         with self.meter.excluded():
-            captured = refreshed.pairs
+            captured = refreshed.eigenpairs()
             count = max(1, self.config.monitor_curvature - len(captured.values))
             others = sharpness.eigenvalues_outside(refreshed.operator, captured.vectors, count, seed=self.progress.step)
             self._log_eigenvalues(captured, others, refreshed.damping)

@@ -75,7 +75,7 @@ def test_clipping_leaves_a_short_gradient_alone():
 
 def test_cao_tells_of_its_refresh_and_counts_products():
     method, seen = steps(CAOConfig(rank=1, power_iterations=30), Quadratic([4.0, 1.0, 0.5]))
-    assert [round(pair, 6) for pair in seen[0].pairs.values.tolist()] == [4.0]
+    assert [round(pair, 6) for pair in seen[0].eigenpairs().values.tolist()] == [4.0]
     assert (method.hessian_products(), method.refreshes()) == (31, 1)
 
 
@@ -85,7 +85,7 @@ def test_projected_out_control_does_not_move_along_the_top_direction():
     _, seen = steps(config, objective)
     assert objective.theta[0].item() == pytest.approx(1.0, abs=1e-9)
     assert objective.theta[1].item() == pytest.approx(0.9, abs=1e-9)
-    assert seen[0].pairs.values.tolist() == pytest.approx([4.0])
+    assert seen[0].eigenpairs().values.tolist() == pytest.approx([4.0])
 
 
 def test_random_control_keeps_the_eigenvalues_and_takes_other_directions():
