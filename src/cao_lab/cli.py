@@ -1,4 +1,4 @@
-"""The command `cao`: train · suite · report · theory · data.
+"""The command `cao`: train · suite · report · theory · spectrum · bench · data.
 
 Each command imports what it needs when it runs, so that `cao --help` and `cao report` do not wait for torch.
 """
@@ -14,6 +14,7 @@ from typing import Annotated, Literal, NoReturn
 import tyro
 
 from cao_lab.config import Execution, RunConfig
+from cao_lab.spectrum_data import SpectrumConfig
 
 WRONG_INPUT = 2
 
@@ -55,7 +56,7 @@ def suite(
     return run_suite(name, execution, jobs)
 
 
-def report(logs: Path = Path("logs"), out: Path = Path("report")) -> int:
+def report(logs: tyro.conf.Positional[Path] = Path("logs"), /, out: Path = Path("report")) -> int:
     """Make figures, tables, the audit of the paper's claims and a page out of logs.
 
     Args:
@@ -81,6 +82,14 @@ def theory(logs: Path = Path("logs"), out: Path = Path("report")) -> int:
     return 0
 
 
+def spectrum(config: SpectrumConfig) -> int:
+    """Look at the curvature of a run's model, or of your own: eigenvalues, trace and density."""
+    from cao_lab.spectrum import measure_spectrum
+
+    print(measure_spectrum(config))
+    return 0
+
+
 def data(
     dataset: tyro.conf.Positional[Literal["cifar10", "cifar100"]],
     /,
@@ -99,6 +108,7 @@ COMMANDS: dict[str, Callable[..., int]] = {
     "suite": suite,
     "report": report,
     "theory": theory,
+    "spectrum": spectrum,
     "data": data,
 }
 

@@ -68,7 +68,7 @@ def _built(name: str, dataset: Dataset, width: int) -> nn.Module:
     match name:
         case "linear":
             # Least squares, logistic or softmax regression, as the targets ask for.
-            return LogisticRegression(features) if dataset.classes == 2 else _layers(features, outputs)
+            return _zeroed(LogisticRegression(features) if dataset.classes == 2 else _layers(features, outputs))
         case "mlp":
             return _layers(features, width, width, outputs)
         case "autoencoder":
@@ -77,6 +77,13 @@ def _built(name: str, dataset: Dataset, width: int) -> nn.Module:
         raise ValueError(f"{name} needs labelled images, got {tuple(dataset.train_inputs.shape[1:])} inputs")
     resnet = resnet18 if name == "resnet18" else resnet34
     return resnet(dataset.classes, width, channels=dataset.train_inputs.shape[1])
+
+
+def _zeroed(model: nn.Module) -> nn.Module:
+    """Start a convex problem at zero, where it knows nothing: on raw features random weights are confidently wrong."""
+    for parameter in model.parameters():
+        nn.init.zeros_(parameter)
+    return model
 
 
 def _autoencoder(shape: torch.Size, width: int) -> nn.Module:

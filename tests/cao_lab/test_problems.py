@@ -48,7 +48,8 @@ def test_weights_depend_on_the_seed_alone(digits: Dataset, name: str) -> None:
     assert torch.equal(torch.get_rng_state(), state)
     assert all(torch.equal(first[key], again[key]) for key in first)
     other = build_model(name, digits, 8, seed=4).state_dict()
-    assert any(not torch.equal(first[key], other[key]) for key in first)
+    # A convex problem starts at zero whatever the seed.
+    assert (name == "linear") == all(torch.equal(first[key], other[key]) for key in first)
 
 
 @pytest.mark.parametrize("name", [name for name in MODELS if name != "autoencoder"])
