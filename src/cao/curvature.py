@@ -106,12 +106,16 @@ class GaussNewton:
     def __matmul__(self, columns: Float[Tensor, "n k"]) -> Float[Tensor, "n k"]:
         """Return the product with each column: J by forward mode, ∇²ℓ at the outputs, Jᵀ by reverse mode."""
         product = zeros_of(self.params, columns)
+        directions = [unflatten(column, self.params) for column in columns.T]
+        # Before the graph of the outputs exists, so that the two are never in memory together.
+        tangents = self._forward_tangents(directions)
         with isolated_forward(self.params[0].device):
             outputs = self._outputs()
+        if tangents is None:
+            tangents = [self._reverse_tangent(outputs, direction) for direction in directions]
         leaf = outputs.detach().requires_grad_()
         slope = gradient_graph(checked_loss(self.loss_of_outputs(leaf)), [leaf])
-        for column, target in zip(columns.T, product.T, strict=True):
-            tangent = self._jacobian_product(outputs, unflatten(column, self.params))
+        for tangent, target in zip(tangents, product.T, strict=True):
             (weighted,) = derivative(slope, [leaf], [tangent.to(leaf.dtype)])
             if weighted is not None:
                 add_flat(target, derivative([outputs], self.params, [weighted]), self.params)
@@ -128,25 +132,30 @@ class GaussNewton:
             )
         return outputs
 
-    def _jacobian_product(self, outputs: Tensor, direction: list[Tensor]) -> Tensor:
-        if self._use_forward_mode:
-            try:
-                return self._forward_jacobian_product(direction)
-            except NotImplementedError:
-                self._use_forward_mode = False
-        # Jᵀu is linear in u, so its derivative in u along v is J v.
-        free = torch.zeros_like(outputs, requires_grad=True)
-        pulled = derivative([outputs], self.params, [free], create_graph=True)
-        (tangent,) = derivative(pulled, [free], direction)
-        return torch.zeros_like(outputs) if tangent is None else tangent
+    def _forward_tangents(self, directions: list[list[Tensor]]) -> list[Tensor] | None:
+        """Return J v for each direction, or None, from then on, if a layer has no forward derivative."""
+        if not self._use_forward_mode:
+            return None
+        try:
+            return [self._forward_tangent(direction) for direction in directions]
+        except NotImplementedError:
+            self._use_forward_mode = False
+            return None
 
-    def _forward_jacobian_product(self, direction: list[Tensor]) -> Tensor:
+    def _forward_tangent(self, direction: list[Tensor]) -> Tensor:
         device = self.params[0].device
         with isolated_forward(device), torch.no_grad(), forward_ad.dual_level():
             dual = {p: forward_ad.make_dual(p.detach(), v) for p, v in zip(self.params, direction, strict=True)}
             with replaced_parameters(self.model, dual):
                 primal, tangent = forward_ad.unpack_dual(self._outputs())
             return torch.zeros_like(primal) if tangent is None else tangent
+
+    def _reverse_tangent(self, outputs: Tensor, direction: list[Tensor]) -> Tensor:
+        # Jᵀu is linear in u, so its derivative in u along v is J v.
+        free = torch.zeros_like(outputs, requires_grad=True)
+        pulled = derivative([outputs], self.params, [free], create_graph=True)
+        (tangent,) = derivative(pulled, [free], direction)
+        return torch.zeros_like(outputs) if tangent is None else tangent
 
 
 class Mean:

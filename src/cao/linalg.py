@@ -61,14 +61,17 @@ def subspace_iteration(
     *,
     tolerance: float | None = None,
     which: Which = "magnitude",
+    overwrite_start: bool = False,
 ) -> Eigenpairs:
     """Approximate k extreme eigenpairs by orthogonal iteration and Rayleigh-Ritz (the paper's Algorithm 2).
 
     Each iteration costs k products and the Rayleigh-Ritz step k more; a tolerance on the relative residuals may end it
     sooner. For the largest algebraic values the operator is shifted by the most negative Ritz value seen, so that
-    whatever has the largest magnitude after the shift is the largest before it.
+    whatever has the largest magnitude after the shift is the largest before it. Overwriting the start columns saves a
+    copy of them.
     """
-    basis = orthonormalize(column_major(start))
+    columns = start.shape[1]
+    basis = orthonormalize(start if overwrite_start else column_major(start))
     shift = 0.0
     for iteration in range(iterations + 1):
         image = operator @ basis
@@ -84,8 +87,7 @@ def subspace_iteration(
         del basis
         basis = orthonormalize(image)
     vectors = multiply_in_place(basis, rotation)
-    products = (iteration + 1) * start.shape[1]
-    return Eigenpairs(values, vectors, residuals, products).sorted_by(which)
+    return Eigenpairs(values, vectors, residuals, (iteration + 1) * columns).sorted_by(which)
 
 
 def lanczos(
@@ -96,13 +98,14 @@ def lanczos(
     count: int | None = None,
     tolerance: float | None = None,
     which: Which = "magnitude",
+    overwrite_start: bool = False,
 ) -> Eigenpairs:
     """Approximate `count` extreme eigenpairs (by default b) by block Lanczos with full reorthogonalisation.
 
     The basis of b·(iterations + 1) columns stays in memory, and each of them costs one product.
     """
     count = start.shape[1] if count is None else count
-    blocks = [orthonormalize(column_major(start))]
+    blocks = [orthonormalize(start if overwrite_start else column_major(start))]
     projected = torch.zeros(0, 0, dtype=torch.float64, device=start.device)
     for iteration in range(iterations + 1):
         image = column_major(operator @ blocks[-1])

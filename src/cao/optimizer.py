@@ -284,7 +284,8 @@ class CAO(Optimizer):
             operator = MeanOverRanks(operator, self.process_group)
         solve = lanczos if self._settings["eigensolver"] == "lanczos" else subspace_iteration
         iterations, tolerance = self._settings["power_iterations"], self._settings["tolerance"]
-        return solve(operator, self._start_columns(params), iterations, tolerance=tolerance)
+        # No name for the start columns here: the solver overwrites them, and may drop them.
+        return solve(operator, self._start_columns(params), iterations, tolerance=tolerance, overwrite_start=True)
 
     def _start_columns(self, params: Sequence[Tensor]) -> Tensor:
         """Return the last subspace, or random columns drawn from the seed and the number of the refresh."""

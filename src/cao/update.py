@@ -7,12 +7,14 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
 from cao.storage import Layout
 
-# Large parameters are worked on in stretches of this many numbers, which stay in a core's cache between operations;
-# smaller ones are joined until they are as many, which saves calls.
-STRETCH = 1 << 17
+# Large parameters are worked on in stretches of this many numbers, which stay in a core's cache between operations.
+STRETCH = 1 << 19
+# Smaller ones than this are joined, because a call costs more than a copy.
+SMALL = 1 << 14
 
 
 @dataclass(frozen=True)
@@ -37,24 +39,39 @@ class Stretch:
             gradient = gradient.add(flattened(self.params), alpha=decay)
         return gradient if self.rows is None else gradient.to(self.rows.dtype)
 
-    def update(self, base: float, weights: Float[Tensor, " k"]) -> Float[Tensor, " n"]:
-        """Return this stretch of d = base·g + V·weights."""
-        gradient = self.directed_gradient()
-        if self.rows is None:
-            return gradient if base == 1 else gradient * base
-        return torch.addmv(gradient, self.rows.T, weights, beta=base, alpha=1 / self.rate)
+    def add_update(self, target: Tensor, factor: float, base: float, weights: Sequence[Tensor]) -> None:
+        """Add factor · d to a target, where d = base·g + V·weights."""
+        target.add_(self.directed_gradient(), alpha=factor * base)
+        for row, weight in zip(self.rows if self.rows is not None else (), weights, strict=False):
+            target.addcmul_(row, weight, value=factor / self.rate)
 
-    def move(self, update: Float[Tensor, " n"]) -> None:
+    def update(self, base: float, weights: Sequence[Tensor]) -> Float[Tensor, " n"]:
+        """Return this stretch of d, as a new vector."""
+        update = torch.zeros_like(self.gradient if self.rows is None else self.rows[0])
+        self.add_update(update, 1.0, base, weights)
+        return update
+
+    def move(self, base: float, weights: Sequence[Tensor], clip: Tensor | None) -> None:
         """Apply decoupled weight decay, momentum and the learning rate."""
         lr, momentum = float(self.settings["lr"]), self.settings["momentum"]
-        updates = unflattened(update, self.params)
         if self.settings["decoupled_weight_decay"] and self.settings["weight_decay"] != 0:
             torch._foreach_mul_(self.params, 1 - lr * self.settings["weight_decay"])
         if momentum != 0:
             torch._foreach_mul_(self.buffers, momentum)
-            torch._foreach_add_(self.buffers, updates)
-            updates = self.buffers
-        torch._foreach_add_(self.params, updates, alpha=-lr)
+        targets, factor = (self.params, -lr) if momentum == 0 else (self.buffers, 1.0)
+        if clip is None and self._is_direct(targets):
+            self.add_update(targets[0], factor, base, weights)
+        else:
+            update = self.update(base, weights)
+            updates = unflattened(update if clip is None else update * clip, self.params)
+            torch._foreach_add_(targets, updates, alpha=factor)
+        if momentum != 0:
+            torch._foreach_add_(self.params, self.buffers, alpha=-lr)
+
+    def _is_direct(self, targets: Sequence[Tensor]) -> bool:
+        """Whether the update can be added term by term, without a vector of its own."""
+        is_precise = self.rows is None or self.rows.dtype == targets[0].dtype
+        return len(targets) == 1 and targets[0].ndim == 1 and is_precise
 
 
 def take_step(stretches: Sequence[Stretch], base: float, gains: Sequence[float], max_update_norm: float | None) -> None:
@@ -64,25 +81,24 @@ def take_step(stretches: Sequence[Stretch], base: float, gains: Sequence[float],
     """
     weights = correction_weights(stretches, gains)
     clip = None if max_update_norm is None else clip_factor(stretches, base, weights, max_update_norm)
+    # Backwards, because what was multiplied last is still in the cache.
+    for stretch in reversed(stretches):
+        stretch.move(base, weights, clip)
+
+
+def correction_weights(stretches: Sequence[Stretch], gains: Sequence[float]) -> list[Tensor]:
+    """Return diag(gains) Vᵀ D^½ g, as scalars on the parameters' device."""
+    totals: list[list[Tensor]] = [[] for _ in gains]
     for stretch in stretches:
-        update = stretch.update(base, weights)
-        stretch.move(update if clip is None else update * clip)
+        if stretch.rows is not None:
+            gradient = stretch.directed_gradient()
+            for row, parts in zip(stretch.rows, totals, strict=True):
+                product = torch.dot(row, gradient)
+                parts.append(product if stretch.rate == 1 else product * stretch.rate)
+    return [torch.stack(parts).sum() * gain for parts, gain in zip(totals, gains, strict=True) if parts]
 
 
-def correction_weights(stretches: Sequence[Stretch], gains: Sequence[float]) -> Float[Tensor, " k"]:
-    """Return diag(gains) Vᵀ D^½ g, on the parameters' device."""
-    reached = [(stretch, stretch.rows) for stretch in stretches if stretch.rows is not None]
-    if not reached:
-        return torch.zeros(len(gains))
-    total = torch.zeros_like(reached[0][1][:, 0])
-    for stretch, rows in reached:
-        total.addmv_(rows, stretch.directed_gradient(), alpha=stretch.rate)
-    return total * torch.tensor(gains, dtype=total.dtype).to(total.device, non_blocking=True)
-
-
-def clip_factor(
-    stretches: Sequence[Stretch], base: float, weights: Float[Tensor, " k"], max_update_norm: float
-) -> Tensor:
+def clip_factor(stretches: Sequence[Stretch], base: float, weights: Sequence[Tensor], max_update_norm: float) -> Tensor:
     """Return min(1, c/‖d‖) without a round trip to the host; each stretch of d is made and dropped again.
 
     What stands still, with a rate of 0, does not count in the norm.
@@ -106,8 +122,9 @@ def stretches_of(
             rows = layout.rows[:, start : start + gradient.numel()]
         return Stretch(params, buffers, gradient, rows, group, rate)
 
-    for run in neighbours([p for p in group["params"] if p.grad is not None], places):
-        gradients = [gradient_of(p) for p in run]
+    gradients_of = {p: p.grad for p in group["params"] if p.grad is not None}
+    for run in neighbours(gradients_of, places):
+        gradients = [gradients_of[p] for p in run]
         buffers = [buffer_of(p) for p in run] if group["momentum"] != 0 else []
         start = places.get(run[0])
         if len(run) > 1 or not all(tensor.is_contiguous() for tensor in (*run, *gradients, *buffers)):
@@ -124,29 +141,22 @@ def neighbours(params: Iterable[Tensor], places: Mapping[Tensor, int]) -> Iterat
     size, end = 0, None
     for param in params:
         start, count = places.get(param), param.numel()
-        if run and (start != end or size + count > STRETCH):
+        if run and (start != end or count > SMALL or size + count > STRETCH):
             yield run
             run, size = [], 0
         run.append(param)
-        size, end = size + count, None if start is None else start + count
+        # A large parameter is no neighbour: its own size fills the stretch.
+        size, end = size + (count if count <= SMALL else STRETCH), None if start is None else start + count
     if run:
         yield run
 
 
-def gradient_of(param: Tensor) -> Tensor:
-    """Return the gradient of a parameter that has one."""
-    assert param.grad is not None
-    return param.grad
-
-
 def flattened(tensors: Sequence[Tensor]) -> Float[Tensor, " n"]:
     """Return the tensors as one vector, a view where that is possible."""
-    return tensors[0].reshape(-1) if len(tensors) == 1 else torch.cat([tensor.reshape(-1) for tensor in tensors])
+    flat: Tensor = tensors[0].reshape(-1) if len(tensors) == 1 else _flatten_dense_tensors(tensors)
+    return flat
 
 
 def unflattened(vector: Float[Tensor, " n"], like: Sequence[Tensor]) -> list[Tensor]:
     """Cut a vector into tensors of given shapes."""
-    if len(like) == 1:
-        return [vector.view(like[0].shape)]
-    pieces = vector.split([tensor.numel() for tensor in like])
-    return [piece.view(tensor.shape) for piece, tensor in zip(pieces, like, strict=True)]
+    return list(_unflatten_dense_tensors(vector, like))

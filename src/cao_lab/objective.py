@@ -81,11 +81,17 @@ class Objective:
                 self.on_first_loss(self, loss)
         return loss
 
-    def curvature(self, loss: Tensor) -> ParameterOperator:
+    @property
+    def is_curvature_of_the_graph(self) -> bool:
+        """Whether the curvature is made from the graph of the training loss, and not from passes of its own."""
+        return self.problem.config.curvature == "hessian" and self.problem.config.curvature_samples is None
+
+    def curvature(self, loss: Tensor | None) -> ParameterOperator:
         """Return the matrix that the run's config names, of this loss or of a larger sample taken in parts."""
         config, problem = self.problem.config, self.problem
         if config.curvature == "hessian":
-            return Hessian(loss if config.curvature_samples is None else self._part_losses, problem.params)
+            source = loss if loss is not None and self.is_curvature_of_the_graph else self._part_losses
+            return Hessian(source, problem.params)
         matrix = Mean([self._gauss_newton(*part) for part in self._parts()])
         if not config.l2:
             return matrix

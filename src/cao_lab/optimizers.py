@@ -39,7 +39,12 @@ class Objective(Protocol):
         """Run the model and return the loss with its graph."""
         ...
 
-    def curvature(self, loss: Tensor) -> ParameterOperator:
+    @property
+    def is_curvature_of_the_graph(self) -> bool:
+        """Whether the curvature is made from the graph of the loss."""
+        ...
+
+    def curvature(self, loss: Tensor | None) -> ParameterOperator:
         """Return the matrix to sketch."""
         ...
 
@@ -165,8 +170,11 @@ def _(config: CAOConfig, model: nn.Module, seed: int) -> Method:
     optimizer = CAO(trainable(model), seed=seed, **settings)
 
     def step(objective: Objective, on_refresh: OnRefresh) -> None:
-        loss = objective()
         optimizer.zero_grad()
+        if optimizer.is_refresh_due and not objective.is_curvature_of_the_graph:
+            # Before the forward pass, so that memory never holds its graph and those of the curvature together.
+            refresh(optimizer, objective.curvature(None), config, on_refresh)
+        loss = objective()
         if optimizer.is_refresh_due:
             refresh(optimizer, objective.curvature(loss), config, on_refresh)
         loss.backward()
@@ -183,8 +191,10 @@ def _(config: CAOConfig, model: nn.Module, seed: int) -> Method:
 def refresh(optimizer: CAO, operator: ParameterOperator, config: CAOConfig, on_refresh: OnRefresh) -> None:
     """Refresh the sketch, or put a control in its place, and tell of it if something finite came out."""
     step = optimizer.counters.steps
-    true = None if config.sketch == "top" else top_eigenpairs(operator, config, seed=step)
-    optimizer.refresh(operator if true is None else control(true, config, seed=step))
+    # The lower 32 bits are all that torch's generator looks at.
+    stream = hash((optimizer.param_groups[0]["seed"], step)) % 2**31
+    true = None if config.sketch == "top" else top_eigenpairs(operator, config, seed=stream)
+    optimizer.refresh(operator if true is None else control(true, config, seed=stream))
     sketch = optimizer.sketch
     if sketch is not None and sketch.step == step:
         # Putting the vectors together takes memory that only the log needs, so that is left to whoever writes it.

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from cao import Eigenpairs
+from cao import CAO
 from cao_lab import sharpness
 from cao_lab.config import RunConfig
 from cao_lab.data import Dataset, batches, evaluation_batches
@@ -131,13 +132,17 @@ class Training:
         return self.config.monitor_curvature > 0 and self.progress.batch == 0
 
     def _monitor(self, objective: Objective, loss: Tensor) -> None:
-        if getattr(self.method.optimizer, "is_refresh_due", False):
+        optimizer = self.method.optimizer
+        if isinstance(optimizer, CAO) and (optimizer.is_refresh_due or self._has_just_refreshed(optimizer)):
             return
         with self.meter.excluded():
             operator = objective.curvature(loss)
             count = self.config.monitor_curvature
             pairs = sharpness.eigenvalues_outside(operator, None, count, seed=self.progress.step)
             self._log_eigenvalues(None, pairs, None)
+
+    def _has_just_refreshed(self, optimizer: CAO) -> bool:
+        return optimizer.sketch is not None and optimizer.sketch.step == self.progress.step
 
     def _note_refresh(self, refreshed: Refreshed) -> None:
         with self.meter.excluded():

@@ -23,6 +23,8 @@ from cao_lab.optimizers import build_method, clip_with_decay, control
 class Quadratic(nn.Module):
     """½ Σ hᵢ θᵢ², whose Hessian is diag(h)."""
 
+    is_curvature_of_the_graph = True
+
     def __init__(self, curvature):
         super().__init__()
         self.theta = nn.Parameter(torch.ones(len(curvature), dtype=torch.float64))

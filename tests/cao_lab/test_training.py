@@ -117,6 +117,14 @@ def test_monitoring_watches_any_optimizer_and_changes_nothing_else(digits):
     assert not any(row.is_captured for row in training.new_refreshes)
 
 
+@pytest.mark.parametrize("curvature", ["hessian", "gauss-newton"])
+def test_a_monitored_refresh_is_logged_once_whether_it_comes_before_the_forward_pass_or_after(digits, curvature):
+    run = config(CAOConfig(rank=1, refresh_every=4), curvature=curvature, monitor_curvature=3, epochs=2)
+    training = Training(run, digits)
+    list(training.epochs())
+    assert [(row.step, row.index) for row in training.new_refreshes] == [(s, i) for s in (0, 4) for i in (1, 2, 3)]
+
+
 def test_gauss_newton_in_parts_is_positive(digits):
     run = config(CAOConfig(rank=2), curvature="gauss-newton", curvature_samples=128, curvature_part=32)
     training = Training(run, digits)
