@@ -90,6 +90,20 @@ def spectrum(config: SpectrumConfig) -> int:
     return 0
 
 
+def bench(out: Path = Path("out/bench"), quick: bool = False) -> int:
+    """Measure what curvature costs in time and memory, against the alternatives.
+
+    Args:
+        out: Folder to write bench.json, bench.md and bench.png to.
+        quick: Small sizes, under two minutes, not for the record.
+    """
+    from cao_lab.bench.run import run_bench
+
+    rows = run_bench(out, quick)
+    print(f"{sum(row.is_reached is False for row in rows)} targets missed; see {out / 'bench.md'}")
+    return 0
+
+
 def data(
     dataset: tyro.conf.Positional[Literal["cifar10", "cifar100"]],
     /,
@@ -109,6 +123,7 @@ COMMANDS: dict[str, Callable[..., int]] = {
     "report": report,
     "theory": theory,
     "spectrum": spectrum,
+    "bench": bench,
     "data": data,
 }
 

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cao import Eigenpairs
-from cao import CAO
+from cao import CAO, Eigenpairs
 from cao_lab import sharpness
 from cao_lab.config import RunConfig
 from cao_lab.data import Dataset, batches, evaluation_batches
