@@ -64,7 +64,7 @@ class Hessian:
         parts = 0
         # No name may hold on to a loss here: one part's graph must be gone before the next is computed.
         while (gradient := next_gradient(losses, self.params)) is not None:
-            add_products(product, gradient, self.params, columns)
+            add_products(product, gradient, self.params, columns, keep_graph=False)
             del gradient
             parts += 1
         if parts == 0 or parts != (self._parts or parts):
@@ -115,10 +115,11 @@ class GaussNewton:
             tangents = [self._reverse_tangent(outputs, direction) for direction in directions]
         leaf = outputs.detach().requires_grad_()
         slope = gradient_graph(checked_loss(self.loss_of_outputs(leaf)), [leaf])
-        for tangent, target in zip(tangents, product.T, strict=True):
+        for index, (tangent, target) in enumerate(zip(tangents, product.T, strict=True), start=1):
             (weighted,) = derivative(slope, [leaf], [tangent.to(leaf.dtype)])
             if weighted is not None:
-                add_flat(target, derivative([outputs], self.params, [weighted]), self.params)
+                is_last = index == len(tangents)
+                add_flat(target, derivative([outputs], self.params, [weighted], keep_graph=not is_last), self.params)
         return product
 
     def _outputs(self) -> Tensor:
@@ -236,10 +237,13 @@ def next_gradient(losses: Iterator[Tensor], params: Sequence[Tensor]) -> Gradien
     return None
 
 
-def add_products(product: Tensor, gradient: Gradient, params: Sequence[Tensor], columns: Tensor) -> None:
+def add_products(
+    product: Tensor, gradient: Gradient, params: Sequence[Tensor], columns: Tensor, *, keep_graph: bool = True
+) -> None:
     """Add the Hessian's product with each column to the columns of `product`."""
-    for column, target in zip(columns.T, product.T, strict=True):
-        add_flat(target, derivative(gradient, params, unflatten(column, params)), params)
+    for index, (column, target) in enumerate(zip(columns.T, product.T, strict=True), start=1):
+        is_kept = keep_graph or index < columns.shape[1]
+        add_flat(target, derivative(gradient, params, unflatten(column, params), keep_graph=is_kept), params)
 
 
 def unflatten(column: Float[Tensor, " n"], params: Sequence[Tensor]) -> list[Tensor]:

@@ -21,8 +21,11 @@ def derivative(
     weights: Sequence[Tensor],
     *,
     create_graph: bool = False,
+    keep_graph: bool = True,
 ) -> list[Tensor | None]:
-    """Differentiate the outputs, summed with weights, keeping the graph; None where nothing depends on an input.
+    """Differentiate the outputs, summed with weights; None where nothing depends on an input.
+
+    A graph that is not kept gives its memory back on the way, as in an ordinary backward pass.
 
     Outputs that are None or constant, such as the gradient of a linear loss, count as zero. Autocast is off, as for any
     backward pass.
@@ -35,7 +38,7 @@ def derivative(
             [output for output, _ in live],
             inputs,
             [weight for _, weight in live],
-            retain_graph=True,
+            retain_graph=keep_graph,
             create_graph=create_graph,
             allow_unused=True,
         )
