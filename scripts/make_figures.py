@@ -4,8 +4,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from cao_lab.logreader import ReportError
-from cao_lab.report import write_report
+from cao_lab.reporting.logreader import ReportError
+from cao_lab.reporting.report import write_report
 
 
 def main() -> None:

@@ -14,14 +14,14 @@ from typing import Annotated, Literal, NoReturn
 import tyro
 
 from cao_lab.config import Execution, RunConfig
-from cao_lab.spectrum_data import SpectrumConfig
+from cao_lab.spectrum.config import SpectrumConfig
 
 WRONG_INPUT = 2
 
 
 def train(config: RunConfig, execution: Execution) -> int:
     """Train one model with one optimizer; started again, it goes on from where it was stopped."""
-    from cao_lab.session import run
+    from cao_lab.runs.session import run
 
     outcome = run(config, execution)
     print(outcome.message)
@@ -46,12 +46,12 @@ def suite(
         execution: Where and how the runs are carried out.
     """
     if dry_run:
-        from cao_lab.estimate import list_runs
+        from cao_lab.suites.estimate import list_runs
 
         for line in list_runs(name, execution, jobs):
             print(line)
         return 0
-    from cao_lab.runner import run_suite
+    from cao_lab.suites.runner import run_suite
 
     return run_suite(name, execution, jobs)
 
@@ -63,7 +63,7 @@ def report(logs: tyro.conf.Positional[Path] = Path("logs"), /, out: Path = Path(
         logs: Folder of all logs.
         out: Folder to write to.
     """
-    from cao_lab.report import write_report
+    from cao_lab.reporting.report import write_report
 
     print(write_report(logs, out))
     return 0
@@ -84,7 +84,7 @@ def theory(logs: Path = Path("logs"), out: Path = Path("report")) -> int:
 
 def spectrum(config: SpectrumConfig) -> int:
     """Look at the curvature of a run's model, or of your own: eigenvalues, trace and density."""
-    from cao_lab.spectrum import measure_spectrum
+    from cao_lab.spectrum.measure import measure_spectrum
 
     print(measure_spectrum(config))
     return 0
@@ -111,7 +111,7 @@ def data(
     url: Annotated[str | None, tyro.conf.arg(help="Where the official archive is, if not at its home.")] = None,
 ) -> int:
     """Download the official archive of a dataset, check it, unpack it and load it once."""
-    from cao_lab.download import download
+    from cao_lab.tasks.download import download
 
     print(download(dataset, data_dir, url))
     return 0

@@ -3,9 +3,9 @@ import sys
 
 import pytest
 
-from cao_lab import checkpoint, session
 from cao_lab.cli import main
-from cao_lab.runlog import RunLog, read_header
+from cao_lab.runs import checkpoint, session
+from cao_lab.runs.runlog import RunLog, read_header
 
 FOLDER = "runs/digits-mlpw8/sgd/seed0"
 SHORT = ["train", "sgd", "--epochs", "2", "--width", "8"]
@@ -132,7 +132,7 @@ def test_every_command_has_help(cao, command):
 
 
 def test_help_does_not_wait_for_torch():
-    script = "import sys, cao_lab.cli, cao_lab.runner; sys.exit('torch' in sys.modules)"
+    script = "import sys, cao_lab.cli, cao_lab.suites.runner; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
 
 

@@ -15,7 +15,6 @@ from cao_lab.config import (
     config_to_dict,
     differences,
 )
-from cao_lab.data import DATASETS
 from cao_lab.optimizer_config import (
     AdamConfig,
     CAOConfig,
@@ -23,7 +22,8 @@ from cao_lab.optimizer_config import (
     SGDConfig,
     optimizer_configs,
 )
-from cao_lab.problems import MODELS
+from cao_lab.tasks.data import DATASETS
+from cao_lab.tasks.problems import MODELS
 
 
 def parsed(line: str) -> RunConfig:

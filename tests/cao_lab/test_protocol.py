@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from synthetic_logs import ADAM, CAO, SGD, Run, suite_of_runs, write_suite
 
-from cao_lab.logreader import load_logs
 from cao_lab.protocol import declared_thresholds, distance_thresholds, parts, stable_loss
+from cao_lab.reporting.logreader import load_logs
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from cao_lab.bench.rows import Row
 from cao_lab.bench.task import device
-from cao_lab.provenance import device_name, git_commit, now, versions
+from cao_lab.runs.provenance import device_name, git_commit, now, versions
 
 REACHED, MISSED = "#009e73", "#d55e00"
 

@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 from cao import CAO, Eigenpairs, GaussNewton, Hessian
 from cao.curvature import ParameterOperator
 from cao.linalg import orthonormalize, random_columns
-from cao_lab.resnet import resnet18
+from cao_lab.tasks.resnet import resnet18
 
 Curvature: TypeAlias = Literal["gauss-newton", "hessian", "parts"]
 CURVATURES: tuple[Curvature, ...] = get_args(Curvature)

@@ -13,7 +13,7 @@ from cao import Hessian, lanczos
 from cao.linalg import random_columns
 from cao_lab.bench.sizes import Sizes
 from cao_lab.bench.task import Task, device, seeded_resnet
-from cao_lab.data import Batch, DataError, Dataset, batches, load
+from cao_lab.tasks.data import Batch, DataError, Dataset, batches, load
 
 LR, MOMENTUM = 0.01, 0.9
 """The laboratory's SGD."""

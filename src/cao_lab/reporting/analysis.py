@@ -1,0 +1,226 @@
+"""What the logs say: first-hit epochs, means and intervals, speedups, costs, stable rates. Tables in, tables out."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+from pandas import DataFrame, Series
+from scipy import stats
+
+from cao_lab.protocol import CONFIDENCE, PRODUCT_PRICE, PRODUCT_PRICE_ROW, stable_loss
+from cao_lab.reporting.logreader import RUN_KEY, ReportError, load_logs, load_runs
+
+__all__ = ["ReportError", "load_logs", "load_runs"]
+
+LABEL_KEY = RUN_KEY[:-1]
+TASK_KEY = RUN_KEY[:-2]
+CURVES = ["train_loss", "train_accuracy", "test_loss", "test_accuracy"]
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A mean and its confidence interval; with fewer than two values the ends are unknown (NaN)."""
+
+    center: float
+    low: float
+    high: float
+    count: int
+
+
+def interval(values: Sequence[float]) -> Interval:
+    """Return the mean of values with Student's t-interval."""
+    count = len(values)
+    center = float(np.mean(values)) if count else math.nan
+    if count < 2:
+        return Interval(center, math.nan, math.nan, count)
+    reach = t_quantile(count - 1) * float(np.std(values, ddof=1)) / math.sqrt(count)
+    return Interval(center, center - reach, center + reach, count)
+
+
+@cache
+def t_quantile(freedom: int) -> float:
+    """Return how many standard errors an interval reaches to either side."""
+    return float(stats.t.ppf((1 + CONFIDENCE) / 2, freedom))
+
+
+def ratio_interval(numerator: Series, denominator: Series) -> Interval:
+    """Return the geometric mean of per-seed ratios and its interval: exp of the t-interval of their logs."""
+    # A run that diverged can stand for infinity; then the ends are unknown, as they should be.
+    with np.errstate(invalid="ignore", divide="ignore"):
+        logs = interval([float(np.log(np.divide(left, right))) for left, right in paired(numerator, denominator)])
+        return Interval(float(np.exp(logs.center)), float(np.exp(logs.low)), float(np.exp(logs.high)), logs.count)
+
+
+def difference_interval(left: Series, right: Series) -> Interval:
+    """Return the mean of per-seed differences and its interval."""
+    return interval([first - second for first, second in paired(left, right)])
+
+
+def paired(left: Series, right: Series) -> list[tuple[float, float]]:
+    """Return the values of two series that share an index (the seed), where both have one."""
+    others = dict(zip(right.index, right, strict=True))
+    pairs = [(value, others.get(key, math.nan)) for key, value in zip(left.index, left, strict=True)]
+    return [pair for pair in pairs if not any(math.isnan(value) for value in pair)]
+
+
+def product_prices(bench: DataFrame) -> dict[str, float]:
+    """Return the cost of a curvature product in gradient evaluations: measured if there, else assumed."""
+    measured = {} if bench.empty else dict(zip(bench["name"], bench["value"], strict=True))
+    return {kind: float(measured.get(row, PRODUCT_PRICE[kind])) for kind, row in PRODUCT_PRICE_ROW.items()}
+
+
+def gradient_cost(epochs: DataFrame, prices: dict[str, float]) -> Series:
+    """Return the cost so far in gradient evaluations, curvature products counted at their price."""
+    price = epochs["curvature"].map(prices).fillna(prices["hessian"])
+    return epochs["gradient_evaluations"] + price * epochs["hessian_products"].fillna(0)
+
+
+def first_epoch_below(epochs: DataFrame, threshold: float, prices: dict[str, float] = PRODUCT_PRICE) -> DataFrame:
+    """Return one row an ended run: when its train loss first was at or below the threshold, NaN if it never was.
+
+    `epoch`, `seconds` and `gradient_cost` count to the end of that epoch, as the paper does. `crossing_epoch` and
+    `crossing_seconds` count to where the straight line from the epoch before meets the threshold; ratios are
+    taken of these, because at ten epochs one whole epoch is as large as the margin of ten per cent.
+    """
+    ended = epochs[epochs["has_ended"]].assign(gradient_cost=lambda table: gradient_cost(table, prices))
+    before = ended.groupby("run")[["epoch", "train_loss", "seconds"]].shift()
+    excess = (threshold - ended["train_loss"]) / (before["train_loss"] - ended["train_loss"])
+    # Before the first epoch there is no point to draw the line from, nor after a loss that was not finite.
+    excess = excess.where(np.isfinite(before["train_loss"]), 0.0)
+    for unit in ("epoch", "seconds"):
+        ended[f"crossing_{unit}"] = ended[unit] - excess * (ended[unit] - before[unit]).fillna(0.0)
+    units = ["epoch", "seconds", "gradient_cost", "crossing_epoch", "crossing_seconds"]
+    hits = ended[ended["train_loss"] <= threshold].drop_duplicates("run").set_index("run")[units]
+    runs = ended.drop_duplicates("run")[["run", *RUN_KEY, "budget"]]
+    return runs.join(hits, on="run").reset_index(drop=True)
+
+
+def by_seed(rows: DataFrame, column: str) -> Series:
+    """Return one column of the runs of one label, with the seed as index."""
+    return Series(rows[column].to_numpy(), index=rows["seed"].to_numpy())
+
+
+def time_to_threshold(hits: DataFrame, baseline: str | None) -> DataFrame:
+    """Return one row a label of one task: how many seeds reached the threshold, when, and the speedup.
+
+    The mean and std are over the seeds that reached it, and `reached` of `seeds` says how many those are. The
+    speedup is the baseline's crossing over the label's, over seeds on which both reached the threshold.
+    """
+    reference, rows = hits[hits["label"] == baseline], []
+    for key, group in hits.groupby(LABEL_KEY):
+        row = dict(zip(LABEL_KEY, key, strict=True)) | {"seeds": len(group), "reached": group["epoch"].count()}
+        for unit in ("epoch", "seconds", "gradient_cost"):
+            row |= {f"{unit}_mean": group[unit].mean(), f"{unit}_std": group[unit].std()}
+        for unit in ("epoch", "seconds"):
+            crossing = f"crossing_{unit}"
+            speedup = ratio_interval(by_seed(reference, crossing), by_seed(group, crossing))
+            row |= {f"{unit}_speedup": speedup.center, f"{unit}_speedup_low": speedup.low}
+            row |= {f"{unit}_speedup_high": speedup.high, f"{unit}_speedup_pairs": speedup.count}
+        rows.append(row)
+    return DataFrame(rows)
+
+
+def final_results(epochs: DataFrame) -> DataFrame:
+    """Return one row an ended run: its last epoch's losses and accuracies, NaN if it diverged."""
+    last = epochs[epochs["has_ended"]].drop_duplicates("run", keep="last").reset_index(drop=True)
+    last.loc[last["status"] == "diverged", CURVES] = math.nan
+    return last[[*RUN_KEY, "status", "epoch", *CURVES]]
+
+
+def mean_and_std(runs: DataFrame, column: str) -> DataFrame:
+    """Return one row a label: mean and std over the seeds that have a value, and how many do."""
+    grouped = runs.groupby(LABEL_KEY)[column]
+    return grouped.agg(mean="mean", std="std", count="count", seeds="size").reset_index()
+
+
+def run_costs(epochs: DataFrame) -> DataFrame:
+    """Return one row an ended run: median seconds an epoch, and peak memory with its source.
+
+    The median, because a first epoch pays for warm-up and a shared machine has interruptions.
+    """
+    ended = epochs[epochs["has_ended"]]
+    by_run = ended.groupby("run")
+    costs = DataFrame(
+        {
+            "seconds_per_epoch": by_run["train_seconds"].median(),
+            "peak_memory_mib": by_run["peak_memory_mib"].max(),
+            "peak_memory_source": by_run["peak_memory_source"].last(),
+        }
+    )
+    return ended.drop_duplicates("run")[["run", *RUN_KEY]].join(costs, on="run").reset_index(drop=True)
+
+
+def cost_ratios(costs: DataFrame, baseline: str | None) -> DataFrame:
+    """Return one row a label of one task: mean seconds an epoch, peak memory, their paired ratios to a baseline."""
+    reference, rows = costs[costs["label"] == baseline], []
+    for key, group in costs.groupby(LABEL_KEY):
+        row = dict(zip(LABEL_KEY, key, strict=True)) | {"seeds": len(group)}
+        row["peak_memory_source"] = group["peak_memory_source"].iloc[0]
+        for unit in ("seconds_per_epoch", "peak_memory_mib"):
+            ratio = ratio_interval(by_seed(group, unit), by_seed(reference, unit))
+            row |= {unit: group[unit].mean(), f"{unit}_std": group[unit].std(), f"{unit}_ratio": ratio.center}
+            row |= {f"{unit}_ratio_low": ratio.low, f"{unit}_ratio_high": ratio.high}
+        rows.append(row)
+    return DataFrame(rows)
+
+
+def effective_rate(runs: DataFrame) -> Series:
+    """Return the rate on the complement of the sketch: α/η for CAO as written, α for everything else."""
+    divided = (runs["optimizer"] == "cao") & (runs["scaling"] == "inverse-damping")
+    return runs["base_lr"].where(~divided, runs["base_lr"] / runs["damping"])
+
+
+def stability_edge(runs: DataFrame) -> Series:
+    """Return the curvature 2(1+β)/α_eff above which a step with momentum β diverges on a quadratic."""
+    return 2 * (1 + runs["momentum"].fillna(0)) / effective_rate(runs)
+
+
+def stable_windows(epochs: DataFrame) -> DataFrame:
+    """Return, for each method and seed of `stable-range`, the largest rate that worked and the next that did not.
+
+    A method is an optimizer with its rank and momentum; a rate α/η worked if the run fell below the declared loss.
+    """
+    tried = epochs[(epochs["suite"] == "stable-range") & epochs["has_ended"]].copy()
+    tried["rate"] = effective_rate(tried)
+    tried["target"] = tried["task"].map({task: stable_loss(task) for task in tried["task"].unique()})
+    tried["worked"] = (tried["train_loss"] < tried["target"]) & (tried["status"] == "finished")
+    method = ["task", "optimizer", "rank", "momentum", "seed"]
+    trials = tried.groupby([*method, "rate"], dropna=False)["worked"].any().reset_index()
+    rows = []
+    for key, group in trials.groupby(method, dropna=False):
+        largest = group.loc[group["worked"], "rate"].max()
+        failed = group.loc[~group["worked"] & ~(group["rate"] <= largest), "rate"].min()
+        rows.append((*key, largest, failed, len(group)))
+    return DataFrame(rows, columns=[*method, "largest_stable", "smallest_unstable", "trials"])
+
+
+def sensitivity(epochs: DataFrame, threshold: float) -> DataFrame:
+    """Return one row a run of a sweep over damping × refresh interval: epochs to threshold, accuracy, seconds."""
+    swept = epochs[epochs["suite"] == "sensitivity"]
+    cells = first_epoch_below(swept, threshold).drop(columns="seconds")
+    knobs = swept.drop_duplicates("run").set_index("run")[["damping", "refresh_every"]]
+    finals = final_results(swept)[[*RUN_KEY, "test_accuracy", "status"]]
+    cells = cells.join(knobs, on="run").merge(finals, on=RUN_KEY).merge(run_costs(swept), on=["run", *RUN_KEY])
+    return cells.sort_values(["task", "damping", "refresh_every", "seed"], ignore_index=True)
+
+
+def seed_band(epochs: DataFrame, column: str, x: str = "epoch") -> DataFrame:
+    """Return the mean curve of one label with its standard deviation, up to the end of its shortest run.
+
+    Beyond that a mean would change its seeds, and jump; the single curves go on.
+    """
+    finite = epochs[np.isfinite(epochs[column])].groupby("epoch")
+    columns = {"x": finite[x].mean(), "mean": finite[column].mean(), "std": finite[column].std(), "runs": finite.size()}
+    band = DataFrame(columns)
+    return band[band["runs"] == epochs["run"].nunique()]
+
+
+def undeclared_threshold(epochs: DataFrame) -> float:
+    """Return a loss to start the page's slider at where none was declared: halfway down, on a log scale.
+
+    Halfway between the median first loss and the median last loss of all runs; no claim is judged by it.
+    """
+    losses = epochs[np.isfinite(epochs["train_loss"]) & (epochs["train_loss"] > 0)].groupby("run")["train_loss"]
+    return math.sqrt(float(losses.first().median()) * float(losses.last().median()))

@@ -1,0 +1,179 @@
+"""The report's figures: each function takes tables and returns a figure, for any dataset, model and threshold."""
+
+from pathlib import Path
+
+import matplotlib.style
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator, StrMethodFormatter
+from pandas import DataFrame
+
+from cao_lab.reporting.analysis import first_epoch_below, seed_band, stability_edge
+from cao_lab.reporting.palette import Stroke, in_order, strokes
+from cao_lab.reporting.tables import method_name
+
+STYLE = Path(__file__).with_name("cao.mplstyle")
+PLAIN_NUMBERS = StrMethodFormatter("{x:g}")
+styled = matplotlib.style.context(STYLE)
+AXES = {
+    "train_loss": "train loss", "train_accuracy": "train accuracy", "test_accuracy": "test accuracy",
+    "test_loss": "test loss", "epoch": "epochs", "seconds": "seconds of training",
+}  # fmt: skip
+
+
+@styled
+def curve_figure(
+    runs: DataFrame, column: str, x: str = "epoch", threshold: float | None = None, last_epoch: float | None = None
+) -> Figure:
+    """Draw a quantity over training: mean over seeds with a band of one standard deviation, single seeds thin.
+
+    The mean ends where the first seed ends; a single seed is marked †, a run that diverged ends in a cross. With a
+    threshold, a dot marks the mean first-hit epoch, hollow if not every seed reached it.
+    """
+    figure = Figure()
+    axes = figure.add_subplot()
+    shown = runs if last_epoch is None else runs[runs["epoch"] <= last_epoch]
+    for name, stroke in strokes(runs).items():
+        draw_method(axes, shown[shown["name"] == name], column, x, stroke)
+    if threshold is not None:
+        draw_threshold(axes, runs, x, threshold, last_epoch)
+    if column.endswith("loss") and (shown[column] > 0).all() and spans_decades(shown[column].to_numpy()):
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(PLAIN_NUMBERS)
+    axes.set(xlabel=AXES[x], ylabel=AXES[column], title=title(runs))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    if curves := axes.get_legend_handles_labels()[0]:
+        axes.legend(handles=curves, loc="upper left", bbox_to_anchor=(1.01, 1.02))
+    return figure
+
+
+def spans_decades(values: np.ndarray) -> bool:
+    """Say whether positive values spread over more than a factor of 30."""
+    finite = values[np.isfinite(values)]
+    return bool(finite.size) and bool(finite.max() > 30 * finite.min())
+
+
+def title(runs: DataFrame) -> str:
+    """Return what the runs are about: task and suite."""
+    return f"{runs['task'].iloc[0]}  ({runs['suite'].iloc[0]})"
+
+
+def draw_method(axes: Axes, runs: DataFrame, column: str, x: str, stroke: Stroke) -> None:
+    """Draw one method: each seed thin, their mean and band strong."""
+    finite = runs[np.isfinite(runs[column])]
+    if finite.empty:
+        return
+    seeds = runs["seed"].nunique()
+    dash = (0, (4, 1.6)) if stroke.is_dashed else "-"
+    for _, run in finite.groupby("run"):
+        if seeds > 1:
+            axes.plot(run[x], run[column], color=stroke.colour, linewidth=0.6, alpha=0.3)
+        if run["status"].iloc[0] == "diverged":
+            axes.plot(run[x].iloc[-1], run[column].iloc[-1], marker="x", color=stroke.colour, linestyle="none")
+    band = seed_band(runs, column, x)
+    label = f"{runs['name'].iloc[0]}{' †' if seeds == 1 else ''}"
+    order = 2.0 if stroke.is_dashed else 2.5
+    axes.plot(band["x"], band["mean"], color=stroke.colour, linestyle=dash, label=label, zorder=order)
+    if seeds > 1:
+        low, high = band["mean"] - band["std"], band["mean"] + band["std"]
+        axes.fill_between(band["x"], low, high, color=stroke.colour, alpha=0.15, linewidth=0)
+
+
+def draw_threshold(axes: Axes, runs: DataFrame, x: str, threshold: float, last_epoch: float | None) -> None:
+    """Draw the threshold and, on it, where each method first reached it."""
+    axes.axhline(threshold, color="#444444", linewidth=0.8, linestyle=(0, (2, 2)))
+    hits = first_epoch_below(runs, threshold).merge(runs.drop_duplicates("run")[["run", "name"]], on="run")
+    for name, stroke in strokes(runs).items():
+        own = hits.loc[hits["name"] == name, x]
+        place = own.mean()
+        if own.count() and (last_epoch is None or place <= last_epoch):
+            face = stroke.colour if own.notna().all() else "white"
+            order = 3.0 if stroke.is_dashed else 3.5
+            axes.plot(place, threshold, "o", markersize=5.5, color=stroke.colour, markerfacecolor=face, zorder=order)
+
+
+def train_loss_figure(runs: DataFrame, threshold: float | None = None, last_epoch: float | None = None) -> Figure:
+    """Draw train loss over epochs, to the end or in an early window."""
+    return curve_figure(runs, "train_loss", threshold=threshold, last_epoch=last_epoch)
+
+
+def rank_ablation_figure(runs: DataFrame, threshold: float | None = None) -> Figure:
+    """Draw train loss for CAO's ranks, everything else as in its main setting."""
+    return train_loss_figure(rank_ablation(runs), threshold)
+
+
+def rank_ablation(runs: DataFrame) -> DataFrame:
+    """Return the CAO runs that differ from each other in rank alone, both forms of rank 0 among them."""
+    cao = runs[(runs["optimizer"] == "cao") & (runs["sketch"] == "top") & (runs["momentum"] == 0)]
+    kept = cao[(cao["scaling"] == "inverse-damping") | (cao["rank"] == 0)]
+    rest = kept[["base_lr", "damping", "refresh_every"]]
+    return kept[(rest == rest.mode().iloc[0]).all(axis=1)] if len(kept) else kept
+
+
+def wall_clock_figure(runs: DataFrame, threshold: float | None = None) -> Figure:
+    """Draw train loss over seconds of training."""
+    return curve_figure(runs, "train_loss", x="seconds", threshold=threshold)
+
+
+@styled
+def eigenvalue_figure(refreshes: DataFrame, largest: int = 6) -> Figure:
+    """Draw λ₁ … λ_{k+1} over training, one panel a method, with the stability edge 2(1+β)/α_eff dashed.
+
+    Mean over seeds; the first eigenvalue that is not captured is grey. An edge exists for SGD and CAO alone. Where
+    there are too many methods, those of the highest ranks are drawn.
+    """
+    order = in_order(refreshes).sort_values("rank", ascending=False, kind="stable")["name"]
+    names = sorted(order[:largest])
+    columns, rows = min(len(names), 3), -(-len(names) // 3)
+    figure = Figure(figsize=(3.1 * max(columns, 1.6), 2.3 * rows + 0.9))
+    height = 2.3 * rows + 0.9
+    figure.subplots_adjust(left=0.1, right=0.97, bottom=0.5 / height, top=1 - 0.6 / height, wspace=0.08, hspace=0.25)
+    grid = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
+    for axes, name in zip(grid.flat, names, strict=False):
+        draw_eigenvalues(axes, refreshes[refreshes["name"] == name])
+        axes.set_title(name, fontsize=8.5)
+    for axes in list(grid.flat)[len(names) :]:
+        axes.set_axis_off()
+    figure.supxlabel("epochs", fontsize=9)
+    figure.supylabel("eigenvalue", fontsize=9)
+    figure.suptitle(title(refreshes), x=0.01, ha="left", fontsize=10, fontweight="bold")
+    return figure
+
+
+def draw_eigenvalues(axes: Axes, rows: DataFrame) -> None:
+    """Draw the eigenvalues of one method and the edge of stability."""
+    shades = matplotlib.colormaps["plasma"]
+    captured = rows["is_captured"].astype(str).str.lower() == "true"
+    for index, group in rows.groupby("index"):
+        mean = group.groupby("epoch")["eigenvalue"].mean()
+        colour = shades(0.1 + 0.12 * (float(str(index)) - 1)) if captured[group.index].any() else "#9aa0a6"
+        axes.plot(mean.index, mean, color=colour, linewidth=1.2)
+        axes.annotate(f"λ{float(str(index)):.0f}", (mean.index[-1], mean.iloc[-1]), color=colour, fontsize=7)
+    edge = stability_edge(rows).iloc[0]
+    if rows["optimizer"].iloc[0] in ("sgd", "cao") and np.isfinite(edge):
+        axes.axhline(edge, color="#444444", linewidth=0.9, linestyle=(0, (4, 2)))
+        axes.annotate("2(1+β)/α", (0, edge), fontsize=7, color="#444444", va="bottom")
+    axes.set_yscale("symlog", linthresh=1.0)
+    axes.yaxis.set_major_formatter(PLAIN_NUMBERS)
+
+
+@styled
+def stable_window_figure(windows: DataFrame) -> Figure:
+    """Draw, for each task and method, the largest effective rate that works and the next that fails."""
+    tasks = sorted(windows["task"].unique())
+    figure = Figure(figsize=(6.4, 1.2 + 0.32 * windows.groupby("task").size().max()), layout="constrained")
+    for axes, task in zip(figure.subplots(1, len(tasks), squeeze=False).flat, tasks, strict=True):
+        rows = windows[windows["task"] == task]
+        methods = [method_name(row) for _, row in rows.iterrows()]
+        distinct = list(dict.fromkeys(methods))
+        places = [distinct.index(method) for method in methods]
+        for place, low, high in zip(places, rows["largest_stable"], rows["smallest_unstable"], strict=True):
+            axes.plot([low, high], [place, place], color="#c2185b", linewidth=1.2)
+        axes.plot(rows["largest_stable"], places, "o", color="#c2185b", label="largest that works")
+        axes.plot(rows["smallest_unstable"], places, "x", color="#555555", label="next that fails")
+        axes.set(xscale="log", xlabel="effective rate α/η", title=task)
+        axes.set_yticks(range(len(distinct)), distinct)
+        axes.invert_yaxis()
+    axes.legend(loc="upper left", bbox_to_anchor=(0.0, -0.25), ncols=2)
+    return figure

@@ -1,0 +1,154 @@
+"""The report as a whole: figures, tables, audit and page, from a folder of logs and nothing else."""
+
+import math
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+
+import matplotlib.style
+from matplotlib.figure import Figure
+from pandas import DataFrame
+
+from cao_lab.protocol import EARLY_SHARE, PAPER_TASK, PROBING_SUITES
+from cao_lab.reporting.analysis import stable_windows
+from cao_lab.reporting.claims import audit
+from cao_lab.reporting.figures import (
+    STYLE,
+    curve_figure,
+    eigenvalue_figure,
+    rank_ablation,
+    rank_ablation_figure,
+    stable_window_figure,
+    train_loss_figure,
+    wall_clock_figure,
+)
+from cao_lab.reporting.logreader import Logs, load_logs
+from cao_lab.reporting.page import page
+from cao_lab.reporting.tables import make_tables
+from cao_lab.reporting.tabular import markdown, write_table
+from cao_lab.reporting.verdicts import Setting, settings
+
+PAPER_FIGURES = {
+    ("cifar100-resnet18", "train-loss"): "figure-1-train-loss-c100-r18",
+    ("cifar100-resnet18", "train-loss-early"): "figure-2-train-loss-c100-r18-early",
+    ("cifar100-resnet18", "rank-ablation"): "figure-3-rank-ablation-c100-r18",
+    ("cifar10-resnet18", "train-loss"): "appendix-a-train-loss-c10-r18",
+    ("cifar10-resnet34", "train-loss"): "appendix-b-train-loss-c10-r34",
+    ("cifar100-resnet34", "train-loss"): "appendix-c-train-loss-c100-r34",
+    ("cifar100-resnet18", "train-accuracy"): "appendix-d-train-accuracy-c100-r18",
+}
+"""Names of the figures that the paper has, for the runs of its own suite."""
+MAIN_PARTS = ("sgd", "adam", "adamw", "cao", "cao-momentum", "matched")
+CONTROL_PARTS = ("cao", "matched", "rank0-unit", "rank0-inverse", "random", "projected-out")
+WATCHED_PARTS = ("sgd", "adam", "cao", "cao-momentum", "rank3", "rank5")
+FEW_METHODS = 8
+FEW_FIGURES = 10
+
+
+@dataclass(frozen=True)
+class FigureJob:
+    """A figure to be drawn: where it goes, and the call that draws it."""
+
+    path: str
+    draw: "partial[Figure]"
+
+
+def write_report(logs: Path, out: Path) -> Path:
+    """Write everything that a folder of logs has to tell, and return the path of the page."""
+    read = load_logs(logs)
+    found = settings(read)
+    jobs, tables, verdicts = list(figure_jobs(read, found)), make_tables(read, found), audit(found)
+    out.mkdir(parents=True, exist_ok=True)
+    write_figures(jobs, out / "figures")
+    for table in tables:
+        write_table(table, out / "tables")
+    (out / "claims.md").write_text(claims_markdown(verdicts), encoding="utf-8")
+    index = out / "index.html"
+    index.write_text(page(read, found, tables, verdicts, [job.path for job in jobs]), encoding="utf-8")
+    return index
+
+
+def figure_jobs(logs: Logs, found: list[Setting]) -> Iterator[FigureJob]:
+    """List the figures that the logs have data for."""
+    for one in found:
+        if one.suite == "stable-range":
+            continue
+        runs = plotted(one)
+        for kind, draw in setting_figures(runs, one).items():
+            is_papers = one.suite == "paper" and (one.task, kind) in PAPER_FIGURES
+            name = PAPER_FIGURES[one.task, kind] if is_papers else f"{one.task}/{kind}"
+            yield FigureJob(f"{one.suite}/{name}", draw)
+    windows = stable_windows(logs.epochs)
+    if len(windows):
+        yield FigureJob("stable-range/stable-rates", partial(stable_window_figure, windows))
+
+
+def setting_figures(runs: DataFrame, setting: Setting) -> dict[str, "partial[Figure]"]:
+    """Return the figures of one task by kind."""
+    level = setting.thresholds.primary if setting.thresholds else None
+    figures = {
+        "train-loss": partial(train_loss_figure, runs, level),
+        "train-loss-seconds": partial(wall_clock_figure, runs, level),
+    }
+    if runs["test_accuracy"].notna().any():
+        figures["test-accuracy"] = partial(curve_figure, runs, "test_accuracy")
+    # The paper has these two for its main setting only.
+    if setting.task.startswith(PAPER_TASK):
+        early = math.ceil(EARLY_SHARE * runs["budget"].max())
+        figures["train-loss-early"] = partial(train_loss_figure, runs, level, early)
+        figures["train-accuracy"] = partial(curve_figure, runs, "train_accuracy")
+    if rank_ablation(setting.epochs)["rank"].nunique() > 1:
+        figures["rank-ablation"] = partial(rank_ablation_figure, setting.epochs, level)
+    controls = of_parts(setting, CONTROL_PARTS)
+    if controls["label"].nunique() > 2:
+        figures["controls"] = partial(train_loss_figure, controls, level)
+    if len(setting.refreshes):
+        watched = setting.refreshes["label"].isin([setting.labels.get(part) for part in WATCHED_PARTS])
+        chosen = setting.refreshes[watched] if watched.any() else setting.refreshes
+        figures["eigenvalues"] = partial(eigenvalue_figure, chosen)
+    return figures
+
+
+def of_parts(setting: Setting, names: tuple[str, ...]) -> DataFrame:
+    """Return the runs of the methods that play certain parts."""
+    return setting.epochs[setting.epochs["label"].isin([setting.labels.get(name) for name in names])]
+
+
+def plotted(setting: Setting) -> DataFrame:
+    """Return the runs to draw: all methods if few, else the main ones, or the best where rates were searched."""
+    main = of_parts(setting, MAIN_PARTS)
+    has_few = setting.suite in PROBING_SUITES or len(setting.by_label) <= FEW_METHODS or main.empty
+    return setting.best if has_few else main
+
+
+def write_figures(jobs: list[FigureJob], folder: Path) -> None:
+    """Draw the figures, on all cores if they are many: a further process takes as long to start as four figures."""
+    for job in jobs:
+        (folder / job.path).parent.mkdir(parents=True, exist_ok=True)
+    if len(jobs) <= FEW_FIGURES:
+        for job in jobs:
+            write_figure(folder, job)
+        return
+    with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
+        list(pool.map(partial(write_figure, folder), jobs))
+
+
+def write_figure(folder: Path, job: FigureJob) -> None:
+    """Write one figure as PNG and PDF, without the dates that would make two equal figures differ."""
+    with matplotlib.style.context(STYLE):
+        figure = job.draw()
+        figure.savefig(folder / f"{job.path}.png", metadata={"Software": None})
+        figure.savefig(folder / f"{job.path}.pdf", metadata={"CreationDate": None})
+
+
+def claims_markdown(verdicts: DataFrame) -> str:
+    """Return the audit as a document: claim, rule, and what each suite shows."""
+    lines = ["# What these logs say about the paper's claims", ""]
+    for name, rows in verdicts.groupby("claim", sort=False):
+        cells = rows[["suite", "task", "verdict", "evidence"]].rename(columns=str.capitalize)
+        lines += [f"## {str(name).capitalize()}", "", rows["statement"].iloc[0], "", markdown(cells)]
+        lines += [f"*Rule.* {rows['rule'].iloc[0]}", ""]
+    return "\n".join(lines)

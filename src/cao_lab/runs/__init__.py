@@ -1,0 +1,1 @@
+"""One training run, from its first step to its log on disk."""

@@ -1,0 +1,118 @@
+"""What an optimizer minimises: the loss of a batch as a function of the parameters, and its curvature."""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from cao import GaussNewton, Hessian, Mean
+from cao.curvature import ParameterOperator
+from cao_lab.config import RunConfig
+from cao_lab.tasks.data import Batch, Dataset, curvature_batch
+from cao_lab.tasks.problems import build_model, dataset_for, loss_function, regularizer
+
+
+class Sum:
+    """The sum of operators over the same parameters."""
+
+    def __init__(self, first: ParameterOperator, second: ParameterOperator) -> None:
+        self.first, self.second, self.params = first, second, first.params
+
+    def __matmul__(self, columns: Tensor) -> Tensor:
+        """Return the sum of the operators' products."""
+        return (self.first @ columns) + (self.second @ columns)
+
+
+class Problem:
+    """A model, its data and its loss, in the precision and on the device of the run."""
+
+    def __init__(self, config: RunConfig, dataset: Dataset, device: torch.device) -> None:
+        self.config = config
+        dataset = dataset_for(config.model, dataset)
+        self.dataset = dataset.to(device)
+        self.device = device
+        self.dtype = torch.float64 if config.precision == "fp64" else torch.float32
+        model = build_model(config.model, dataset, config.width, config.seed)
+        self.model: nn.Module = model.to(device=device, dtype=self.dtype)
+        self.params = [p for p in self.model.parameters() if p.requires_grad]
+        self.loss_of_outputs = loss_function(config.model, dataset)
+
+    def loss(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Run the model and return the loss with its L2 term, and the outputs."""
+        with self.autocast():
+            outputs = self.model(inputs)
+            loss = self.loss_of_outputs(outputs, targets)
+        return (loss + regularizer(self.model, self.config.l2) if self.config.l2 else loss), outputs
+
+    def autocast(self) -> AbstractContextManager[object]:
+        """Return the precision in which the model runs."""
+        if self.config.precision == "bf16":
+            return torch.autocast(self.device.type, torch.bfloat16)
+        return nullcontext()
+
+    def cast(self, batch: Batch) -> Batch:
+        """Return a batch in the model's precision, class labels as they are."""
+        inputs, targets = batch
+        return inputs.to(self.dtype), targets.to(self.dtype) if targets.is_floating_point() else targets
+
+
+@dataclass
+class Objective:
+    """The loss of one batch. Calling it is a forward pass; the first call is the one that the log tells of."""
+
+    problem: Problem
+    inputs: Tensor
+    targets: Tensor
+    step: int
+    on_first_loss: Callable[["Objective", Tensor], None] | None = None
+    evaluations: int = 0
+    first_loss: float = float("nan")
+    first_outputs: Tensor | None = None
+
+    def __call__(self) -> Tensor:
+        """Return the loss with its graph."""
+        loss, outputs = self.problem.loss(self.inputs, self.targets)
+        self.evaluations += 1
+        if self.evaluations == 1:
+            self.first_loss, self.first_outputs = loss.item(), outputs.detach()
+            if self.on_first_loss is not None:
+                self.on_first_loss(self, loss)
+        return loss
+
+    @property
+    def is_curvature_of_the_graph(self) -> bool:
+        """Whether the curvature is made from the graph of the training loss, and not from passes of its own."""
+        return self.problem.config.curvature == "hessian" and self.problem.config.curvature_samples is None
+
+    def curvature(self, loss: Tensor | None) -> ParameterOperator:
+        """Return the matrix that the run's config names, of this loss or of a larger sample taken in parts."""
+        config, problem = self.problem.config, self.problem
+        if config.curvature == "hessian":
+            source = loss if loss is not None and self.is_curvature_of_the_graph else self._part_losses
+            return Hessian(source, problem.params)
+        matrix = Mean([self._gauss_newton(*part) for part in self._parts()])
+        if not config.l2:
+            return matrix
+        return Sum(matrix, Hessian(lambda: regularizer(problem.model, config.l2), problem.params))
+
+    def _parts(self) -> Iterator[Batch]:
+        config, problem = self.problem.config, self.problem
+        if config.curvature_samples is None:
+            yield self.inputs, self.targets
+            return
+        batch = curvature_batch(problem.dataset, config.curvature_samples, seed=config.seed, step=self.step)
+        inputs, targets = problem.cast(batch)
+        # Parts of equal size, so that the mean over parts is the mean over samples.
+        parts = max(1, config.curvature_samples // config.curvature_part)
+        size = config.curvature_samples // parts
+        yield from zip(inputs[: parts * size].split(size), targets[: parts * size].split(size), strict=True)
+
+    def _part_losses(self) -> Iterator[Tensor]:
+        for inputs, targets in self._parts():
+            yield self.problem.loss(inputs, targets)[0]
+
+    def _gauss_newton(self, inputs: Tensor, targets: Tensor) -> GaussNewton:
+        loss = self.problem.loss_of_outputs
+        return GaussNewton(self.problem.model, inputs, lambda outputs: loss(outputs, targets), self.problem.params)

@@ -1,0 +1,72 @@
+"""The header of a log: what was run, with what, where and when."""
+
+import platform
+import subprocess
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from cao_lab.config import RunConfig, command_line, config_to_dict
+from cao_lab.runs.runlog import FORMAT
+
+
+def new_header(config: RunConfig, *, parameters: int, steps_per_epoch: int, device: torch.device) -> dict[str, Any]:
+    """Return the content of run.json as it stands before the first step."""
+    return {
+        "format": FORMAT,
+        "status": "running",
+        "suite": config.suite,
+        "task": config.task,
+        "label": config.label,
+        "seed": config.seed,
+        "config": config_to_dict(config),
+        "parameters": parameters,
+        "steps_per_epoch": steps_per_epoch,
+        "command": command_line(config),
+        "versions": versions(),
+        "git_commit": git_commit(),
+        "device": device_name(device),
+        "threads": torch.get_num_threads(),
+        "started_at": now(),
+        "ended_at": None,
+        "message": None,
+    }
+
+
+def versions() -> dict[str, str]:
+    """Return the versions that numbers may depend on."""
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "cao": metadata.version("cao-optimizer"),
+        "numpy": np.__version__,
+    }
+
+
+def git_commit() -> str | None:
+    """Return the commit of the code that runs, marked if it was changed since; None outside a repository."""
+    try:
+        commit = git("rev-parse", "HEAD")
+        return commit + ("-dirty" if git("status", "--porcelain", "--untracked-files=no", "--", ".") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def git(*arguments: str) -> str:
+    """Return what a git command says about the folder of the package's sources."""
+    command = ["git", "-C", str(Path(__file__).parents[2]), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def device_name(device: torch.device) -> str:
+    """Return `cpu` or the name of the GPU."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
+def now() -> str:
+    """Return the time as ISO 8601 in UTC."""
+    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -1,0 +1,199 @@
+"""One run from start to end on disk: it continues what is there, saves as it goes, and stops when asked to."""
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from cao_lab.config import ConfigError, Execution, RunConfig, config_from_dict, differences
+from cao_lab.runs import checkpoint
+from cao_lab.runs.display import Display
+from cao_lab.runs.provenance import new_header, now
+from cao_lab.runs.runlog import EpochRecord, LogError, RunLog, Status
+from cao_lab.runs.stopping import StopRequest, stop_requests
+from cao_lab.runs.training import Training
+from cao_lab.tasks.data import load
+
+# Epochs of small problems take milliseconds, and saving each of them would take longer than the training.
+SECONDS_BETWEEN_CHECKPOINTS = 1.0
+
+DIVERGED = 3
+
+
+class Interrupted(Exception):  # noqa: N818  # not an error
+    """The run was asked to stop, and has been saved."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended, where its log is, and what there is to say about it."""
+
+    status: Status
+    folder: Path
+    message: str
+    exit_code: int
+
+
+def run(config: RunConfig, execution: Execution) -> Outcome:
+    """Carry a run out, or on from where it was stopped."""
+    folder = execution.logs / config.folder
+    with RunLog(folder) as log:
+        header = log.header
+        if header is not None:
+            check_same_config(header, config, folder)
+            if header["status"] in ("finished", "diverged"):
+                return already_ended(header, folder)
+        if execution.threads is not None:
+            torch.set_num_threads(execution.threads)
+        session = Session(config, execution, log)
+        with session.recorded_failure():
+            return session.run()
+
+
+def check_same_config(header: dict[str, Any], config: RunConfig, folder: Path) -> None:
+    """Refuse to mix two different runs in one folder."""
+    changes = differences(config_from_dict(header.get("config", {})), config)
+    if changes:
+        listing = "; ".join(changes)
+        raise LogError(
+            f"{folder} holds a run with another config ({listing}); use another --suite or --logs, or remove it"
+        )
+
+
+def already_ended(header: dict[str, Any], folder: Path) -> Outcome:
+    """Report a run that needs no further work."""
+    status = header["status"]
+    exit_code = DIVERGED if status == "diverged" else 0
+    return Outcome(status, folder, f"{folder} has already {status}", exit_code)
+
+
+def choose_device(name: str) -> torch.device:
+    """Return the device that is meant, a GPU for `auto` if there is one."""
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("--device cuda: torch finds no GPU here; use --device cpu")
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(name)
+
+
+class Session:
+    """A run that has its log's lock."""
+
+    def __init__(self, config: RunConfig, execution: Execution, log: RunLog) -> None:
+        self.config, self.execution, self.log = config, execution, log
+        dataset = load(config.dataset, execution.data_dir, config.train_samples)
+        self.training = Training(config, dataset, choose_device(execution.device))
+        self.saved_at = time.monotonic()
+
+    @contextmanager
+    def recorded_failure(self) -> Iterator[None]:
+        """Leave the reason in run.json when the run breaks down; the error itself goes on its way."""
+        try:
+            yield
+        except Exception as error:
+            # On a full disk this cannot be written either; the checkpoint is intact all the same.
+            with suppress(OSError):
+                message = f"{type(error).__name__}: {error}"
+                self.log.update_header(status="failed", message=message, ended_at=now())
+            raise
+
+    def run(self) -> Outcome:
+        """Train to the end, to a divergence, or to a request to stop."""
+        self.resume()
+        with stop_requests() as stop, Display(self.training, self.log.folder, self.execution) as display:
+
+            def after_step(_: Training) -> None:
+                display.step()
+                self.save_if_long_ago(stop)
+
+            try:
+                for record in self.training.epochs(after_step):
+                    self.write(record)
+                    display.epoch(record)
+                    self.stop_if_asked(stop)
+            except Interrupted:
+                return self.end("interrupted", exit_code=128 + stop.signal)
+        return self.finish()
+
+    def resume(self) -> None:
+        """Go on from the last whole checkpoint, or begin, with the log cut back to match."""
+        saved = checkpoint.load(self.log.folder, warn=print_warning)
+        rows = {"epochs": 0, "refreshes": 0} if saved is None else saved["rows"]
+        if saved is not None:
+            self.training.load_state_dict(saved["training"])
+        self.log.cut_back(**rows)
+        if self.log.header is None or saved is None:
+            self.log.write_header(self.header())
+        else:
+            self.log.update_header(status="running", ended_at=None, message=None)
+
+    def header(self) -> dict[str, Any]:
+        """Return what run.json says at the start."""
+        training = self.training
+        return new_header(
+            self.config,
+            parameters=sum(p.numel() for p in training.problem.params),
+            steps_per_epoch=training.steps_per_epoch,
+            device=training.device,
+        )
+
+    def write(self, record: EpochRecord) -> None:
+        """Append the rows of an epoch, and save unless that was done a moment ago."""
+        self.write_refreshes()
+        self.log.epochs.append([record])
+        if time.monotonic() - self.saved_at >= SECONDS_BETWEEN_CHECKPOINTS:
+            self.save()
+
+    def write_refreshes(self) -> None:
+        """Append the eigenvalues found since the last time."""
+        if self.training.new_refreshes:
+            self.log.refreshes.append(self.training.new_refreshes)
+            self.training.new_refreshes.clear()
+
+    def save_if_long_ago(self, stop: StopRequest) -> None:
+        """Save within an epoch: when the interval is over, or to stop here."""
+        if time.monotonic() - self.saved_at >= 60 * self.execution.checkpoint_minutes:
+            self.save()
+        self.stop_if_asked(stop)
+
+    def stop_if_asked(self, stop: StopRequest) -> None:
+        """Save and leave, unless there is nothing left to do."""
+        if stop.signal and self.training.progress.epoch < self.config.epochs:
+            self.save()
+            raise Interrupted
+
+    def save(self) -> None:
+        """Write a checkpoint; the rows it counts on reach the disk before it."""
+        with self.training.meter.excluded():
+            self.write_refreshes()
+            self.log.sync()
+            rows = {"epochs": self.log.epochs.rows, "refreshes": self.log.refreshes.rows}
+            checkpoint.save({"rows": rows, "training": self.training.state_dict()}, self.log.folder)
+        self.saved_at = time.monotonic()
+
+    def finish(self) -> Outcome:
+        """Save what was reached at the end."""
+        self.save()
+        checkpoint.forget_previous(self.log.folder)
+        if not self.training.progress.has_diverged:
+            return self.end("finished")
+        message = f"the loss became non-finite in epoch {self.training.progress.epoch}"
+        return self.end("diverged", DIVERGED, message)
+
+    def end(self, status: Status, exit_code: int = 0, message: str | None = None) -> Outcome:
+        """Write the last word into the header."""
+        self.log.update_header(status=status, ended_at=now(), message=message)
+        progress = self.training.progress
+        where = f"after {progress.epoch} of {self.config.epochs} epochs"
+        text = f"{status} {where}: {self.log.folder}" + (f" ({message})" if message else "")
+        return Outcome(status, self.log.folder, text, exit_code)
+
+
+def print_warning(text: str) -> None:
+    """Say something that the user should know, beside whatever else is on the terminal."""
+    sys.stderr.write(f"warning: {text}\n")

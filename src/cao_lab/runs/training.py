@@ -1,0 +1,224 @@
+"""One run in memory: a generator that yields a record an epoch, and can be stopped and continued after any step."""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cao import CAO, Eigenpairs
+from cao_lab.config import RunConfig
+from cao_lab.runs import sharpness
+from cao_lab.runs.meter import Meter
+from cao_lab.runs.objective import Objective, Problem
+from cao_lab.runs.optimizers import Refreshed, build_method
+from cao_lab.runs.runlog import EpochRecord, RefreshRecord
+from cao_lab.tasks.data import Dataset, batches, evaluation_batches
+
+EVALUATION_BATCH = 500
+
+
+@dataclass
+class Progress:
+    """How far a run has come, and the sums of the epoch it is in."""
+
+    epoch: int = 0
+    batch: int = 0
+    step: int = 0
+    gradient_evaluations: int = 0
+    loss_sum: float = 0.0
+    correct: int = 0
+    samples: int = 0
+    has_diverged: bool = False
+
+    def complete_epoch(self) -> None:
+        """Count the epoch as completed and clear its sums."""
+        self.epoch += 1
+        self.batch = self.samples = self.correct = 0
+        self.loss_sum = 0.0
+
+    @property
+    def train_loss(self) -> float:
+        """Mean loss of the epoch so far."""
+        return self.loss_sum / self.samples if self.samples else math.nan
+
+
+def train(config: RunConfig, dataset: Dataset) -> Iterator[EpochRecord]:
+    """Train from the start and yield a record an epoch."""
+    return Training(config, dataset).epochs()
+
+
+def ignore(_: "Training") -> None:
+    """Do nothing after a step."""
+
+
+class Training:
+    """A model, its optimizer and the progress made: everything that decides the next step."""
+
+    def __init__(self, config: RunConfig, dataset: Dataset, device: torch.device | None = None) -> None:
+        self.config = config
+        self.device = device or torch.device("cpu")
+        torch.manual_seed(config.seed)
+        self.problem = Problem(config, dataset, self.device)
+        self.model = self.problem.model
+        self.method = build_method(config.optimizer, self.model, config.seed)
+        self.base_rates = [float(group["lr"]) for group in self.method.optimizer.param_groups]
+        self.progress = Progress()
+        self.meter = Meter(self.device)
+        self.new_refreshes: list[RefreshRecord] = []
+        size = len(self.problem.dataset.train_inputs)
+        self.steps_per_epoch = math.ceil(size / (config.batch_size or size))
+
+    def epochs(self, after_step: Callable[["Training"], None] = ignore) -> Iterator[EpochRecord]:
+        """Train to the end of the budget; a non-finite loss ends the run with the epoch it falls into.
+
+        `after_step` is called between two steps and may raise to stop the run there. It is on the clock, because to
+        stop the clock is to wait for a GPU; whatever takes long belongs into `meter.excluded()`.
+        """
+        while self.progress.epoch < self.config.epochs and not self.progress.has_diverged:
+            self._train_epoch(after_step)
+            record = self._epoch_record()
+            self.progress.complete_epoch()
+            self.meter.seconds = 0.0
+            yield record
+
+    def _train_epoch(self, after_step: Callable[["Training"], None]) -> None:
+        config, progress = self.config, self.progress
+        self.model.train()
+        self.meter.start()
+        for batch in batches(
+            self.problem.dataset,
+            config.batch_size,
+            seed=config.seed,
+            epoch=progress.epoch,
+            start=progress.batch,
+        ):
+            self._train_batch(*self.problem.cast(batch))
+            after_step(self)
+            if progress.has_diverged:
+                break
+        self.meter.stop()
+
+    def _train_batch(self, inputs: Tensor, targets: Tensor) -> None:
+        progress = self.progress
+        self._set_rate()
+        monitor = self._monitor if self._is_monitoring_due() else None
+        objective = Objective(self.problem, inputs, targets, progress.step, monitor)
+        self.method.step(objective, self._note_refresh)
+        progress.batch += 1
+        progress.step += 1
+        progress.gradient_evaluations += objective.evaluations
+        progress.samples += len(inputs)
+        progress.loss_sum += objective.first_loss * len(inputs)
+        if objective.first_outputs is not None:
+            progress.correct += self._correct(objective.first_outputs, targets)
+        progress.has_diverged = not math.isfinite(objective.first_loss)
+
+    def _set_rate(self) -> None:
+        factor = rate_factor(self.config.schedule, self.progress.step, self.config.epochs * self.steps_per_epoch)
+        for group, rate in zip(self.method.optimizer.param_groups, self.base_rates, strict=True):
+            group["lr"] = rate * factor
+
+    def _correct(self, outputs: Tensor, targets: Tensor) -> int:
+        if self.problem.dataset.classes is None:
+            return 0
+        return int((outputs.argmax(dim=1) == targets).sum())
+
+    def _is_monitoring_due(self) -> bool:
+        # CAO logs its spectrum at its own refreshes; between them it is watched like any other.
+        return self.config.monitor_curvature > 0 and self.progress.batch == 0
+
+    def _monitor(self, objective: Objective, loss: Tensor) -> None:
+        optimizer = self.method.optimizer
+        if isinstance(optimizer, CAO) and (optimizer.is_refresh_due or self._has_just_refreshed(optimizer)):
+            return
+        with self.meter.excluded():
+            operator = objective.curvature(loss)
+            count = self.config.monitor_curvature
+            pairs = sharpness.eigenvalues_outside(operator, None, count, seed=self.progress.step)
+            self._log_eigenvalues(None, pairs, None)
+
+    def _has_just_refreshed(self, optimizer: CAO) -> bool:
+        return optimizer.sketch is not None and optimizer.sketch.step == self.progress.step
+
+    def _note_refresh(self, refreshed: Refreshed) -> None:
+        with self.meter.excluded():
+            captured = refreshed.eigenpairs()
+            count = max(1, self.config.monitor_curvature - len(captured.values))
+            others = sharpness.eigenvalues_outside(refreshed.operator, captured.vectors, count, seed=self.progress.step)
+            self._log_eigenvalues(captured, others, refreshed.damping)
+
+    def _log_eigenvalues(self, captured: Eigenpairs | None, others: Eigenpairs, damping: float | None) -> None:
+        self.new_refreshes += sharpness.rows(
+            captured,
+            others,
+            step=self.progress.step,
+            steps_per_epoch=self.steps_per_epoch,
+            damping=damping,
+            hessian_products=self.method.hessian_products(),
+        )
+
+    def _epoch_record(self) -> EpochRecord:
+        progress, has_classes = self.progress, self.problem.dataset.classes is not None
+        test_loss, test_accuracy = (math.nan, math.nan) if progress.has_diverged else self.evaluate()
+        return EpochRecord(
+            epoch=progress.epoch + 1,
+            step=progress.step,
+            train_loss=progress.train_loss,
+            train_accuracy=progress.correct / progress.samples if has_classes else None,
+            test_loss=test_loss,
+            test_accuracy=test_accuracy if has_classes else None,
+            lr=self.method.optimizer.param_groups[0]["lr"],
+            train_seconds=round(self.meter.seconds, 6),
+            peak_memory_mib=round(self.meter.peak_memory_mib, 1),
+            peak_memory_source=self.meter.peak_memory_source,
+            gradient_evaluations=progress.gradient_evaluations,
+            hessian_products=self.method.hessian_products(),
+            refreshes=self.method.refreshes(),
+        )
+
+    @torch.no_grad()
+    def evaluate(self) -> tuple[float, float]:
+        """Return loss (without the L2 term) and accuracy on the test set."""
+        self.model.eval()
+        dataset = self.problem.dataset
+        loss_sum, correct, samples = 0.0, 0, len(dataset.test_inputs)
+        for batch in evaluation_batches(dataset, EVALUATION_BATCH):
+            inputs, targets = self.problem.cast(batch)
+            with self.problem.autocast():
+                outputs = self.model(inputs)
+                loss = self.problem.loss_of_outputs(outputs, targets)
+            loss_sum += loss.item() * len(inputs)
+            correct += self._correct(outputs, targets)
+        return loss_sum / samples, correct / samples
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything that decides the next step, as plain data and tensors."""
+        return {
+            "model": self.model.state_dict(),
+            "optimizer": self.method.optimizer.state_dict(),
+            "progress": asdict(self.progress),
+            "seconds": self.meter.seconds,
+            "random": torch.get_rng_state(),
+            "random_cuda": torch.cuda.get_rng_state_all() if self.device.type == "cuda" else [],
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from where `state_dict` was taken."""
+        self.model.load_state_dict(state["model"])
+        self.method.optimizer.load_state_dict(state["optimizer"])
+        self.progress = Progress(**state["progress"])
+        self.meter.seconds = state["seconds"]
+        torch.set_rng_state(state["random"])
+        if self.device.type == "cuda":
+            torch.cuda.set_rng_state_all(state["random_cuda"])
+
+
+def rate_factor(schedule: str, step: int, steps: int) -> float:
+    """Return what the learning rate is multiplied by at a step of the budget."""
+    share = step / steps
+    if schedule == "cosine":
+        return (1 + math.cos(math.pi * share)) / 2
+    return 0.1 ** ((share >= 0.5) + (share >= 0.75)) if schedule == "step" else 1.0

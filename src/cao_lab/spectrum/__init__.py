@@ -1,0 +1,1 @@
+"""`cao spectrum`: the curvature of a trained model, or of a user's own."""

@@ -1,0 +1,212 @@
+"""What a spectrum is taken of: the model of a run in the logs, or one that a function of the user's returns."""
+
+import importlib.util
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from cao import GaussNewton, Hessian, Mean
+from cao.curvature import ParameterOperator
+from cao.isolation import isolated_forward
+from cao_lab.config import config_from_dict
+from cao_lab.runs import checkpoint
+from cao_lab.runs.objective import Problem
+from cao_lab.runs.runlog import read_header
+from cao_lab.spectrum.config import Curvature, Mode, SpectrumConfig, SpectrumError
+from cao_lab.tasks.data import Batch, curvature_batch, load
+from cao_lab.tasks.problems import dataset_for
+
+RETURNS = "it must return (model, loss function, batches)"
+
+
+@dataclass(frozen=True)
+class Target:
+    """A model and its loss over fixed samples, (l2/2)‖θ‖² added to it."""
+
+    name: str
+    model: nn.Module
+    loss_of_outputs: Callable[[Tensor, Tensor], Tensor]
+    parts: list[Batch]
+    l2: float = 0.0
+
+    @property
+    def params(self) -> list[nn.Parameter]:
+        """The parameters that can be trained, in the model's order."""
+        return [p for p in self.model.parameters() if p.requires_grad]
+
+    @property
+    def samples(self) -> int:
+        """The number of samples."""
+        return sum(len(targets) for _, targets in self.parts)
+
+    def losses(self) -> Iterator[Float[Tensor, ""]]:
+        """Run the model on each part; the mean of what is yielded is the mean over all samples."""
+        for inputs, targets in self.parts:
+            yield self.part_loss(self.model(inputs), targets)
+
+    def part_loss(self, outputs: Tensor, targets: Tensor) -> Float[Tensor, ""]:
+        """Return the loss of one part, weighted by its size."""
+        return self.loss_of_outputs(outputs, targets) * (len(targets) * len(self.parts) / self.samples)
+
+    def loss(self) -> float:
+        """Return the loss over all samples, and leave no trace in the model."""
+        with isolated_forward(self.params[0].device), torch.no_grad():
+            mean = sum(float(loss) for loss in self.losses()) / len(self.parts)
+        return mean + self.l2 / 2 * sum(float(p.detach().double().square().sum()) for p in self.params)
+
+    def operator(self, curvature: Curvature) -> ParameterOperator:
+        """Return the matrix of the loss; memory holds one part's graph at a time."""
+        matrix = Hessian(self.losses, self.params) if curvature == "hessian" else self._gauss_newton()
+        return Shifted(matrix, self.l2) if self.l2 else matrix
+
+    def _gauss_newton(self) -> ParameterOperator:
+        def part(inputs: Tensor, targets: Tensor) -> GaussNewton:
+            return GaussNewton(self.model, inputs, lambda outputs: self.part_loss(outputs, targets), self.params)
+
+        return Mean([part(*batch) for batch in self.parts])
+
+
+class Shifted:
+    """An operator with a multiple of the identity added."""
+
+    def __init__(self, operator: ParameterOperator, shift: float) -> None:
+        self.operator, self.shift, self.params = operator, shift, operator.params
+
+    def __matmul__(self, columns: Tensor) -> Tensor:
+        """Return (A + shift·I) times each column."""
+        return (self.operator @ columns).add_(columns, alpha=self.shift)
+
+
+def load_target(config: SpectrumConfig) -> Target:
+    """Load what the command line names."""
+    is_function = ".py:" in config.target or config.target.endswith(".py")
+    return target_of_function(config) if is_function else target_of_run(config)
+
+
+def target_of_run(config: SpectrumConfig) -> Target:
+    """Load a run's model from its checkpoint, and draw training samples without augmentation."""
+    folder = Path(config.target)
+    header = read_header(folder)
+    if header is None:
+        raise SpectrumError(
+            f"{folder} holds no run.json; name the folder of a run, such as logs/runs/digits-mlp/sgd/seed0, "
+            "or path.py:function"
+        )
+    run = config_from_dict(header.get("config", {}))
+    saved = checkpoint.load(folder, warn=warn)
+    if saved is None:
+        raise SpectrumError(
+            f"{folder} has no checkpoint.pt, which is not kept in git; make one: {header['command']} --logs out/logs"
+        )
+    dataset = dataset_for(run.model, load(run.dataset, config.data_dir, run.train_samples))
+    problem = Problem(run, dataset, torch.device("cpu"))
+    problem.model.load_state_dict(saved["training"]["model"])
+    samples = min(config.samples, len(dataset.train_inputs))
+    batch = problem.cast(curvature_batch(dataset, samples, seed=config.seed, step=0))
+    parts = split(batch, config.part or run.batch_size or run.curvature_part)
+    return Target(str(run.folder), problem.model, problem.loss_of_outputs, parts, run.l2)
+
+
+def warn(message: str) -> None:
+    """Tell what the user should know but need not act on."""
+    sys.stderr.write(f"cao: {message}\n")
+
+
+def target_of_function(config: SpectrumConfig) -> Target:
+    """Call the user's function, and keep as many of its samples as are asked for."""
+    path, _, name = config.target.rpartition(":")
+    if not path.endswith(".py") or not name.isidentifier():
+        raise SpectrumError(f"{config.target} names no function; write {config.target.split(':')[0]}:function")
+    function = getattr(imported(Path(path)), name, None)
+    if not callable(function):
+        raise SpectrumError(f"{path} has no function {name}; define one: {RETURNS}")
+    model, loss_of_outputs, batches = checked_result(function(), config.target)
+    parts = first_samples(batches, config.samples, config.target)
+    if config.part is not None:
+        parts = [piece for part in parts for piece in split(part, config.part)]
+    return Target(f"{Path(path).stem}-{name}", model, loss_of_outputs, parts)
+
+
+def imported(path: Path) -> ModuleType:
+    """Import a file as a script would be: its neighbours can be imported too."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if not path.is_file() or spec is None or spec.loader is None:
+        raise SpectrumError(f"{path} is not a file; name a Python file and a function in it, path.py:function")
+    module = importlib.util.module_from_spec(spec)
+    sys.path.insert(0, str(path.parent.resolve()))
+    sys.modules[path.stem] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise SpectrumError(f"{path} cannot be imported ({type(error).__name__}: {error})") from error
+    return module
+
+
+def checked_result(result: Any, name: str) -> tuple[nn.Module, Callable[[Tensor, Tensor], Tensor], Iterable[Any]]:
+    """Return what the user's function returned, if it is of use."""
+    if not isinstance(result, tuple) or len(result) != 3:
+        got = f"{len(result)} values" if isinstance(result, tuple) else type(result).__name__
+        raise SpectrumError(f"{name} returned {got}; {RETURNS}")
+    model, loss_of_outputs, batches = result
+    for value, is_right in (
+        (model, isinstance(model, nn.Module)),
+        (loss_of_outputs, callable(loss_of_outputs)),
+        (batches, isinstance(batches, Iterable)),
+    ):
+        if not is_right:
+            raise SpectrumError(f"{name} returned {type(value).__name__} among its three values; {RETURNS}")
+    if not any(p.requires_grad for p in model.parameters()):
+        raise SpectrumError(f"{name} returned a model without trainable parameters; there is no curvature to see")
+    return model, loss_of_outputs, batches
+
+
+def first_samples(batches: Iterable[Any], samples: int, name: str) -> list[Batch]:
+    """Keep the first samples of the batches, as they come; the last batch is cut."""
+    parts: list[Batch] = []
+    missing = samples
+    for batch in batches:
+        if not (isinstance(batch, list | tuple) and len(batch) == 2 and all(isinstance(x, Tensor) for x in batch)):
+            raise SpectrumError(f"{name}: a batch must be a pair of tensors (inputs, targets), got {kind(batch)}")
+        inputs, targets = batch
+        parts.append((inputs[:missing], targets[:missing]))
+        missing -= len(targets)
+        if missing <= 0:
+            break
+    if not any(len(targets) for _, targets in parts):
+        raise SpectrumError(f"{name} returned no samples; batches must yield (inputs, targets)")
+    return parts
+
+
+def kind(batch: Any) -> str:
+    """Name what was got in place of a pair of tensors."""
+    if isinstance(batch, list | tuple):
+        return f"({', '.join(type(value).__name__ for value in batch)})"
+    return type(batch).__name__
+
+
+def split(batch: Batch, size: int) -> list[Batch]:
+    """Cut a batch into parts of nearly equal size, none of them larger than `size`."""
+    inputs, targets = batch
+    count = -(-len(targets) // size)
+    return list(zip(inputs.tensor_split(count), targets.tensor_split(count), strict=True))
+
+
+@contextmanager
+def in_mode(model: nn.Module, mode: Mode | None) -> Iterator[str]:
+    """Put a model into a mode, tell which it is in, and put each of its modules back afterwards."""
+    before = {module: module.training for module in model.modules()}
+    try:
+        if mode is not None:
+            model.train(mode == "train")
+        yield "train" if model.training else "eval"
+    finally:
+        for module, was_training in before.items():
+            module.training = was_training

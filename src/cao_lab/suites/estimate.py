@@ -1,0 +1,118 @@
+"""What a suite would do and how long it would take, from one measured step of each of its tasks."""
+
+import math
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import torch
+
+from cao_lab.config import Execution, RunConfig
+from cao_lab.optimizer_config import AdaHessianConfig, CAOConfig, LBFGSConfig, SGDConfig
+from cao_lab.protocol import PRODUCT_PRICE
+from cao_lab.runs.session import choose_device
+from cao_lab.runs.sharpness import EXTRA_PRODUCTS
+from cao_lab.runs.stopping import StopRequest
+from cao_lab.runs.training import Training
+from cao_lab.suites import find_suite, rounds_of
+from cao_lab.suites.runner import SuiteRunner, cores
+from cao_lab.tasks.data import load
+from cao_lab.tasks.pickles import DataError
+
+# The first step is slower than the others; of the rest the fastest is the one that nothing else disturbed.
+MOST_STEPS = 5
+ENOUGH_SECONDS = 2.0
+# A process has to import torch before it can begin.
+START_SECONDS = 4.0
+# A forward pass is about a third of a gradient.
+FORWARD_PRICE = 1 / 3
+LBFGS_GRADIENTS = 1.25
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The price of a task: seconds of a gradient step, steps of an epoch, evaluation of an epoch in such steps."""
+
+    step_seconds: float
+    steps_per_epoch: int
+    evaluation_steps: float
+
+
+class EnoughMeasured(Exception):  # noqa: N818  # not an error
+    """The steps that were to be timed have been taken."""
+
+
+def list_runs(name: str, execution: Execution, jobs: int) -> Iterator[str]:
+    """Yield a line for each run of a suite's first round, and a total."""
+    folder, suite = find_suite(name)
+    torch.set_num_threads(execution.threads or max(1, cores() // jobs))
+    runner = SuiteRunner(execution, jobs, StopRequest())
+    prices: dict[str, Measured | None] = {}
+    total, unknown = 0.0, 0
+    for config in (replace(config, suite=folder) for config in next(rounds_of(suite))):
+        if runner.is_over(config):
+            yield f"{'over':>8}  {config.folder}"
+            continue
+        if config.task not in prices:
+            prices[config.task] = measured(config, execution)
+        price = prices[config.task]
+        seconds = math.nan if price is None else START_SECONDS + run_seconds(config, price)
+        total, unknown = total + (0 if price is None else seconds), unknown + (price is None)
+        yield f"{duration(seconds):>8}  {config.folder}"
+    yield f"{duration(total / jobs):>8}  in all with {jobs} at a time" + (
+        f", and {unknown} runs whose data are not here" if unknown else ""
+    )
+    if callable(suite):
+        yield "          then more, depending on these"
+
+
+def measured(config: RunConfig, execution: Execution) -> Measured | None:
+    """Time a few steps of SGD on the task, the first left out; None if the data are missing."""
+    try:
+        dataset = load(config.dataset, execution.data_dir, config.train_samples)
+    except DataError:
+        return None
+    plain = replace(config, optimizer=SGDConfig(lr=0.0), monitor_curvature=0, epochs=MOST_STEPS)
+    training = Training(plain, dataset, choose_device(execution.device))
+    times: list[float] = []
+
+    def note_time(training: Training) -> None:
+        times.append(time.perf_counter())
+        if training.progress.step == MOST_STEPS or (len(times) > 1 and times[-1] - times[0] > ENOUGH_SECONDS):
+            raise EnoughMeasured
+
+    with suppress(EnoughMeasured):
+        list(training.epochs(note_time))
+    size = len(dataset.train_inputs)
+    evaluation = FORWARD_PRICE * len(dataset.test_inputs) / (config.batch_size or size)
+    fastest = min(after - before for before, after in pairwise(times))
+    return Measured(fastest, math.ceil(size / (config.batch_size or size)), evaluation)
+
+
+def run_seconds(config: RunConfig, price: Measured) -> float:
+    """Return what a run would take, a curvature product at its assumed price."""
+    optimizer, steps = config.optimizer, price.steps_per_epoch
+    product = PRODUCT_PRICE[config.curvature]
+    gradients = steps + price.evaluation_steps
+    if isinstance(optimizer, LBFGSConfig):
+        gradients = steps * optimizer.max_iterations * LBFGS_GRADIENTS + price.evaluation_steps
+    if isinstance(optimizer, AdaHessianConfig):
+        gradients += steps / optimizer.update_every * product
+    if isinstance(optimizer, CAOConfig) and optimizer.rank > 0:
+        products = optimizer.rank * (optimizer.power_iterations + 1) + EXTRA_PRODUCTS + 1
+        scale = (config.curvature_samples or 0) / (config.batch_size or 1) or 1
+        gradients += steps / optimizer.refresh_every * products * product * scale
+    if config.monitor_curvature:
+        gradients += (config.monitor_curvature + EXTRA_PRODUCTS) * product
+    return config.epochs * gradients * price.step_seconds
+
+
+def duration(seconds: float) -> str:
+    """Return hours, minutes or seconds, whichever is readable."""
+    if not math.isfinite(seconds):
+        return "?"
+    if seconds >= 3600:
+        return f"{seconds / 3600:.1f} h"
+    return f"{seconds / 60:.1f} min" if seconds >= 60 else f"{seconds:.0f} s"

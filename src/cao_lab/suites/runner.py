@@ -1,0 +1,177 @@
+"""Carries a suite out: so many runs at a time, each a process; past failures, and over interruptions."""
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import IO, Any
+
+import pandas as pd
+from pandas import DataFrame
+from tqdm import tqdm
+
+from cao_lab.config import ConfigError, Execution, RunConfig, config_from_dict
+from cao_lab.runs.runlog import LogError, read_header
+from cao_lab.runs.stopping import StopRequest, stop_requests
+from cao_lab.suites import FinishedRun, find_suite, rounds_of
+from cao_lab.suites.job import to_json
+
+POLL_SECONDS = 0.2
+FAILED = 1
+OVER = ("finished", "diverged")
+
+
+class Stopped(Exception):  # noqa: N818  # not an error
+    """The suite was asked to stop, and its runs have been saved."""
+
+
+@dataclass
+class Job:
+    """A run that is being carried out by another process."""
+
+    config: RunConfig
+    process: "subprocess.Popen[bytes]"
+    errors: IO[bytes]
+
+    @property
+    def reason(self) -> str:
+        """The last thing that the process complained about."""
+        self.errors.seek(0)
+        lines = self.errors.read().decode(errors="replace").strip().splitlines()
+        return lines[-1] if lines else f"exit code {self.process.returncode}"
+
+
+class SuiteRunner:
+    """The state of a suite under way."""
+
+    def __init__(self, execution: Execution, jobs: int, stop: StopRequest) -> None:
+        if jobs < 1:
+            raise ConfigError(f"jobs must be at least 1, got {jobs}")
+        self.jobs, self.stop = jobs, stop
+        self.execution = replace(execution, threads=execution.threads or max(1, cores() // jobs))
+        self.failures: dict[Path, str] = {}
+        self.epochs: dict[Path, int] = {}
+        self.runs_over = 0
+        self.bar = tqdm(total=0, unit="epoch", leave=False, disable=not sys.stderr.isatty(), dynamic_ncols=True)
+
+    def run_round(self, configs: list[RunConfig]) -> list[FinishedRun]:
+        """Carry out what is not over yet and return all, in the order they were asked for."""
+        self.bar.total = (self.bar.total or 0) + sum(config.epochs for config in configs)
+        waiting = [config for config in configs if not self.is_over(config)]
+        self.epochs |= {config.folder: config.epochs for config in configs if config not in waiting}
+        self.runs_over += len(configs) - len(waiting)
+        running: list[Job] = []
+        while waiting or running:
+            while waiting and len(running) < self.jobs:
+                running.append(self.start(waiting.pop(0)))
+            time.sleep(POLL_SECONDS)
+            ended = [job for job in running if job.process.poll() is not None]
+            running = [job for job in running if job not in ended]
+            for job in ended:
+                self.note_end(job)
+            self.show(running)
+            if self.stop.signal:
+                self.interrupt(running)
+        return [self.finished(config) for config in configs]
+
+    def is_over(self, config: RunConfig) -> bool:
+        """Whether the log says that this very run needs no more work."""
+        try:
+            header = read_header(self.execution.logs / config.folder)
+            return header is not None and header["status"] in OVER and config_from_dict(header["config"]) == config
+        except (LogError, ConfigError, KeyError):
+            return False
+
+    def start(self, config: RunConfig) -> Job:
+        """Start a run in a process that a Ctrl-C in the terminal does not reach."""
+        errors = tempfile.TemporaryFile()  # noqa: SIM115  # read when the process has ended
+        process = subprocess.Popen(
+            [sys.executable, "-m", "cao_lab.suites.job"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=errors,
+            start_new_session=True,
+        )
+        assert process.stdin is not None
+        process.stdin.write(to_json(config, self.execution).encode())
+        process.stdin.close()
+        return Job(config, process, errors)
+
+    def note_end(self, job: Job) -> None:
+        """Count a run that has ended, and remember why if it failed."""
+        folder = job.config.folder
+        self.epochs[folder] = job.config.epochs
+        self.runs_over += 1
+        if self.is_over(job.config):
+            tqdm.write(f"{self.header(job.config)['status']} {folder}")
+        else:
+            self.failures[folder] = job.reason
+            tqdm.write(f"failed {folder}: {job.reason}")
+        job.errors.close()
+
+    def interrupt(self, running: list[Job]) -> None:
+        """Ask all processes to save and stop, wait for them, and stop as well."""
+        for job in running:
+            job.process.terminate()
+        for job in running:
+            job.process.wait()
+        raise Stopped
+
+    def finished(self, config: RunConfig) -> FinishedRun:
+        """Return a run with the rows it left."""
+        status = self.header(config).get("status", "failed")
+        path = self.execution.logs / config.folder / "epochs.csv"
+        has_rows = path.exists() and path.stat().st_size > 0
+        return FinishedRun(config, status, pd.read_csv(path) if has_rows else DataFrame())
+
+    def header(self, config: RunConfig) -> dict[str, Any]:
+        """Return what run.json says of a run, nothing if there is none."""
+        return read_header(self.execution.logs / config.folder) or {}
+
+    def epochs_done(self, config: RunConfig) -> int:
+        """Return how many rows a run under way has written."""
+        path = self.execution.logs / config.folder / "epochs.csv"
+        return max(0, path.read_bytes().count(b"\n") - 1) if path.exists() else 0
+
+    def show(self, running: Iterable[Job]) -> None:
+        """Bring the one progress bar of the suite up to date."""
+        self.epochs |= {job.config.folder: self.epochs_done(job.config) for job in running}
+        names = ", ".join(f"{job.config.label} seed {job.config.seed}" for job in running)
+        self.bar.set_description_str(f"{self.runs_over} runs over", refresh=False)
+        self.bar.set_postfix_str(names, refresh=False)
+        self.bar.n = sum(self.epochs.values())
+        self.bar.refresh()
+
+
+def run_suite(name: str, execution: Execution, jobs: int) -> int:
+    """Carry a suite out and return the exit code: 0, or 1 if a run failed, or 128 + the signal that stopped it."""
+    folder, suite = find_suite(name)
+    with stop_requests() as stop:
+        runner = SuiteRunner(execution, jobs, stop)
+        try:
+            rounds = rounds_of(suite)
+            configs = next(rounds, None)
+            while configs is not None:
+                finished = runner.run_round([replace(config, suite=folder) for config in configs])
+                try:
+                    configs = rounds.send(finished)
+                except StopIteration:
+                    configs = None
+        except Stopped:
+            tqdm.write(f"stopped after {runner.runs_over} runs; to go on, give the same command again")
+            return 128 + stop.signal
+        finally:
+            runner.bar.close()
+    tqdm.write(f"{runner.runs_over} runs over, {len(runner.failures)} failed: {execution.logs / folder}")
+    for path, reason in runner.failures.items():
+        tqdm.write(f"failed {path}: {reason}")
+    return FAILED if runner.failures else 0
+
+
+def cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0))

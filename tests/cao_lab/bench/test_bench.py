@@ -1,0 +1,105 @@
+"""The harness of `cao bench` at toy size: schema, names and machinery; no timing decides anything."""
+
+import json
+
+import pandas as pd
+import pytest
+from torch import nn
+
+from cao_lab.bench import run
+from cao_lab.bench.sizes import FULL, QUICK, Sizes
+from cao_lab.reporting.analysis import product_prices
+
+TOY = Sizes(
+    width=2, wide=None, batch=8, parts=2, step_width=0, small_tensors=10,
+    step_rounds=1, refresh_rounds=1, optimizer_rounds=2, memory_rounds=1,
+    burn_in=1, training_steps=2, fresh_batches=1, race_rounds=1, solver_products=30,
+    scaling_rounds=1, parameters=(100, 1000, 10_000), ranks=(1, 2), rank_parameters=2000,
+)  # fmt: skip
+
+
+def small_network(_width, classes):
+    return nn.Sequential(
+        nn.Conv2d(3, 4, 3, stride=4), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 8 * 8, classes)
+    )
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory):
+    """Measure everything on a small network, but memory, whose processes take seconds to start."""
+    folder = tmp_path_factory.mktemp("bench")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("cao_lab.bench.memory.peak_bytes", lambda case, *_: 10 if case == "bare" else 30)
+        for module in ("task", "trained", "step"):
+            patch.setattr(f"cao_lab.bench.{module}.seeded_resnet", small_network)
+        run.measure(TOY, folder, "toy")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def rows(out):
+    return {row["name"]: row for row in json.loads((out / "bench.json").read_text())}
+
+
+def test_every_row_has_value_target_spread_unit_note_and_samples(rows):
+    for row in rows.values():
+        assert set(row) == {"name", "value", "target", "spread", "unit", "note", "samples"}
+        assert row["value"] == row["value"]
+        assert row["samples"] >= 1
+        assert row["note"]
+
+
+@pytest.mark.parametrize(
+    ("name", "target"),
+    [
+        ("epoch_time_over_sgd_k1_gauss_newton", 1.05),
+        ("epoch_time_over_sgd_k5_gauss_newton", 1.15),
+        ("memory_over_sgd_gauss_newton", 1.10),
+        ("memory_over_sgd_parts", 1.10),
+        ("memory_over_sgd_hessian", None),
+        ("step_over_sgd_k1", 2.7),
+        ("products_warm_hessian_lanczos", 4),
+        ("products_cold_hessian_lanczos", None),
+        ("top5_time_over_best_peer", 0.7),
+        ("refresh_slope_in_n_k1", 1.1),
+        ("step_slope_in_n_k1", 1.1),
+        ("refresh_slope_in_k", 1.1),
+        ("floats_between_refreshes_k1", 2),
+        ("floats_during_refresh_k1", 6),
+        ("step_over_sgd_k1_small_tensors", 3.0),
+        ("eigenvalue_error_hessian_graph", 1e-3),
+        ("gauss_newton_subspace_angle", None),
+        ("parts_top_eigenvalue_distance", None),
+    ],
+)
+def test_every_question_of_the_issue_has_its_row(rows, name, target):
+    assert rows[name]["target"] == target
+
+
+def test_the_report_finds_the_price_of_a_product(rows):
+    prices = product_prices(pd.DataFrame(list(rows.values())))
+    assert prices["hessian"] == rows["hessian_product_per_gradient"]["value"]
+    assert prices["gauss-newton"] == rows["gauss_newton_product_per_gradient"]["value"]
+
+
+def test_exact_paths_agree_with_scipy(rows):
+    assert rows["eigenvalue_error_hessian_graph"]["value"] <= 1e-3
+    assert rows["eigenvalue_error_hessian_function"]["value"] <= 1e-3
+
+
+def test_memory_is_taken_without_the_bare_interpreter(rows):
+    assert rows["memory_over_sgd_hessian"]["value"] == 1.0
+
+
+def test_table_and_figure_stand_beside_the_rows(out, rows):
+    lines = (out / "bench.md").read_text().splitlines()
+    assert sum(line.startswith("| ") for line in lines) == len(rows) + 1
+    assert (out / "bench.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_quick_and_the_full_benchmark_differ_in_size_only(monkeypatch, tmp_path):
+    measured = []
+    monkeypatch.setattr(run, "measure", lambda sizes, out, title: measured.append(sizes) or [])
+    run.run_bench(tmp_path, quick=True)
+    run.run_bench(tmp_path, quick=False)
+    assert measured == [QUICK, FULL]

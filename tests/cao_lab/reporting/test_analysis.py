@@ -1,0 +1,170 @@
+"""What is computed from logs agrees with loops, closed forms and scipy."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pandas import DataFrame, Series
+from scipy import stats
+from synthetic_logs import ADAM, CAO, SGD, Run, suite_of_runs, write_suite
+
+from cao_lab.reporting import analysis
+from cao_lab.reporting.logreader import load_runs
+
+
+def table(folder: Path, *runs: Run) -> DataFrame:
+    return load_runs(write_suite(folder, runs))
+
+
+def hit(folder: Path, losses: list[float], threshold: float) -> Series:
+    return analysis.first_epoch_below(table(folder, Run(losses)), threshold).iloc[0]
+
+
+def test_the_first_epoch_at_or_below_the_threshold_counts(tmp_path: Path) -> None:
+    found = hit(tmp_path, [4.0, 3.0, 2.0, 3.0, 1.0], 2.0)
+    assert (found["epoch"], found["seconds"], found["crossing_epoch"]) == (3, 6.0, 3.0)
+
+
+def test_the_crossing_is_interpolated_between_epochs(tmp_path: Path) -> None:
+    found = hit(tmp_path, [4.0, 3.0, 1.0], 2.5)
+    assert (found["epoch"], found["crossing_epoch"], found["crossing_seconds"]) == (3, 2.25, 4.5)
+
+
+def test_never_reached_is_missing_and_not_the_last_epoch(tmp_path: Path) -> None:
+    found = hit(tmp_path, [4.0, 3.0], 2.0)
+    assert found[["epoch", "seconds", "crossing_epoch", "gradient_cost"]].isna().all()
+    assert found["budget"] == 2
+
+
+def test_a_loss_that_is_not_a_number_reaches_nothing(tmp_path: Path) -> None:
+    assert math.isnan(hit(tmp_path, [4.0, math.nan], 2.0)["epoch"])
+
+
+def test_a_first_epoch_below_the_threshold_has_no_crossing_before_it(tmp_path: Path) -> None:
+    assert hit(tmp_path, [1.0, 0.5], 2.0)["crossing_epoch"] == 1
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.lists(st.floats(0.1, 5), min_size=1, max_size=12), st.floats(0.1, 5))
+def test_first_hits_agree_with_a_loop(losses: list[float], threshold: float) -> None:
+    epochs = DataFrame({"train_loss": losses, "epoch": np.arange(1.0, len(losses) + 1)})
+    epochs = epochs.assign(seconds=epochs["epoch"], run=0, has_ended=True, budget=99, curvature="hessian")
+    epochs = epochs.assign(gradient_evaluations=0, hessian_products=0, suite="s", task="t", label="l", seed=0)
+    expected = next((epoch for epoch, loss in enumerate(losses, start=1) if loss <= threshold), math.nan)
+    found = analysis.first_epoch_below(epochs, threshold).iloc[0]
+    assert found["epoch"] == expected or (math.isnan(found["epoch"]) and math.isnan(expected))
+    assert not found["crossing_epoch"] > found["epoch"]
+
+
+def test_a_run_that_has_not_ended_is_left_out(tmp_path: Path) -> None:
+    epochs = table(tmp_path, Run([1.0], status="running"), Run([1.0], seed=1))
+    assert analysis.first_epoch_below(epochs, 2.0)["seed"].tolist() == [1]
+
+
+def test_curvature_products_count_at_their_price(tmp_path: Path) -> None:
+    epochs = table(tmp_path, Run([4.0, 1.0]))
+    assert analysis.first_epoch_below(epochs, 2.0, {"hessian": 3.0})["gradient_cost"].tolist() == [80 + 3 * 22]
+
+
+def test_a_measured_price_replaces_the_assumption() -> None:
+    bench = DataFrame([{"name": "hessian_product_per_gradient", "value": 5.0}])
+    assert analysis.product_prices(bench) == {"hessian": 5.0, "gauss-newton": 2.1}
+    assert analysis.product_prices(DataFrame()) == {"hessian": 3.2, "gauss-newton": 2.1}
+
+
+def test_the_interval_is_students() -> None:
+    values = [0.3, 0.5, 0.9]
+    low, high = stats.t.interval(0.95, 2, loc=np.mean(values), scale=stats.sem(values))
+    found = analysis.interval(values)
+    assert (found.low, found.high, found.count) == (pytest.approx(low), pytest.approx(high), 3)
+
+
+def test_the_papers_speedup_from_the_papers_epochs() -> None:
+    found = analysis.ratio_interval(Series([55.0, 56.0, 57.0]), Series([19.0, 19.0, 19.0]))
+    assert found.center == pytest.approx(2.947, abs=1e-3)
+    assert found.low < 2.947 < found.high
+
+
+def test_ratios_are_paired_by_seed_and_skip_who_never_arrived() -> None:
+    found = analysis.ratio_interval(
+        Series([8.0, 6.0, math.nan], index=[0, 1, 2]), Series([3.0, 2.0, 1.0], index=[1, 0, 2])
+    )
+    assert (found.center, found.count) == (pytest.approx(math.sqrt(4 * 2)), 2)
+
+
+def test_one_pair_has_no_interval() -> None:
+    found = analysis.ratio_interval(Series([2.0]), Series([1.0]))
+    assert found.center == 2
+    assert math.isnan(found.low)
+    assert math.isnan(found.high)
+
+
+def test_time_to_threshold_says_how_many_seeds_reached_it(tmp_path: Path) -> None:
+    runs = [Run([4.0, 2.0], "adam", 0, ADAM), Run([4.0, 3.0], "adam", 1, ADAM)]
+    runs += [Run([2.0, 1.0], "cao", seed, CAO) for seed in (0, 1)]
+    hits = analysis.first_epoch_below(table(tmp_path, *runs), 2.5)
+    found = analysis.time_to_threshold(hits, "adam").set_index("label")
+    assert found["reached"].tolist() == [1, 2]
+    assert found.loc["cao", "epoch_speedup"] == pytest.approx(1.75)
+    assert found.loc["cao", "epoch_speedup_pairs"] == 1
+
+
+def test_a_diverged_run_has_no_final_result(tmp_path: Path) -> None:
+    epochs = table(tmp_path, Run([4.0, 3.0]), Run([4.0, math.inf], seed=1, status="diverged"))
+    finals = analysis.final_results(epochs)
+    assert finals["train_loss"].isna().tolist() == [False, True]
+    assert analysis.mean_and_std(finals, "train_loss")[["count", "seeds"]].to_numpy().tolist() == [[1, 2]]
+
+
+def test_costs_are_ratios_to_the_baseline_of_the_same_seed(tmp_path: Path) -> None:
+    runs = [Run([4.0], "sgd", seed, SGD, seconds=2.0) for seed in (0, 1)]
+    runs += [Run([4.0], "cao", seed, CAO, seconds=3.0) for seed in (0, 1)]
+    found = analysis.cost_ratios(analysis.run_costs(table(tmp_path, *runs)), "sgd").set_index("label")
+    assert found.loc["cao", "seconds_per_epoch_ratio"] == pytest.approx(1.5)
+    assert found.loc["cao", "peak_memory_mib_ratio"] == pytest.approx(1.0)
+
+
+def test_the_edge_of_stability_takes_the_effective_rate_and_momentum(tmp_path: Path) -> None:
+    runs = [Run([1.0], "a", 0, SGD), Run([1.0], "b", 0, CAO), Run([1.0], "c", 0, CAO | {"scaling": "unit"})]
+    epochs = table(tmp_path, *runs)
+    assert analysis.effective_rate(epochs).tolist() == pytest.approx([0.01, 0.1, 0.01])
+    assert analysis.stability_edge(epochs).tolist() == pytest.approx([380.0, 20.0, 200.0])
+
+
+def test_a_stable_window_ends_between_the_last_that_works_and_the_next_that_fails(tmp_path: Path) -> None:
+    runs = [
+        Run([4.0, 1.0 if rate < 0.5 else 3.0], f"sgd-lr{rate}", 0, SGD | {"lr": rate}, "stable-range", "digits-mlp")
+        for rate in (0.1, 0.4, 0.6, 0.8)
+    ]
+    found = analysis.stable_windows(table(tmp_path, *runs)).iloc[0]
+    assert (found["largest_stable"], found["smallest_unstable"], found["trials"]) == (0.4, 0.6, 4)
+
+
+def test_a_band_ends_with_its_shortest_run(tmp_path: Path) -> None:
+    epochs = table(tmp_path, Run([4.0, 3.0, 2.0]), Run([2.0, 1.0], seed=1), Run([3.0, math.nan], seed=2))
+    band = analysis.seed_band(epochs, "train_loss")
+    assert band["mean"].tolist() == [3.0]
+    assert band["std"].tolist() == [1.0]
+
+
+def test_sensitivity_has_a_row_a_cell(tmp_path: Path) -> None:
+    runs = [
+        Run([1.0, 0.5], f"cao-{damping}-{every}", 0, CAO | {"damping": damping, "refresh_every": every}, "sensitivity")
+        for damping in (0.01, 0.1) for every in (200, 400)
+    ]  # fmt: skip
+    found = analysis.sensitivity(table(tmp_path, *runs), 0.75)
+    assert found[["damping", "refresh_every", "epoch"]].to_numpy().tolist() == [
+        [0.01, 200, 2], [0.01, 400, 2], [0.1, 200, 2], [0.1, 400, 2],
+    ]  # fmt: skip
+
+
+def test_an_undeclared_threshold_lies_halfway_on_a_log_scale(tmp_path: Path) -> None:
+    assert analysis.undeclared_threshold(table(tmp_path, Run([4.0, 2.0, 1.0]))) == pytest.approx(2.0)
+
+
+def test_a_whole_suite_has_a_hit_for_every_run(tmp_path: Path) -> None:
+    epochs = load_runs(write_suite(tmp_path, suite_of_runs()))
+    assert len(analysis.first_epoch_below(epochs, 3.0)) == 36

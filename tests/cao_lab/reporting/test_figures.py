@@ -1,0 +1,115 @@
+"""Figures are compared by the data they draw, not by their pixels."""
+
+import math
+from pathlib import Path
+
+import pytest
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from pandas import DataFrame
+from synthetic_logs import ADAM, CAO, SGD, Run, suite_of_runs, write_suite
+
+from cao_lab.reporting import figures
+from cao_lab.reporting.analysis import stable_windows
+from cao_lab.reporting.logreader import Logs, load_logs
+from cao_lab.reporting.verdicts import settings
+
+
+def logs_of(folder: Path, *runs: Run) -> Logs:
+    return load_logs(write_suite(folder, runs))
+
+
+def curves(figure: Figure) -> dict[str, Line2D]:
+    return {str(line.get_label()): line for line in axes_of(figure).lines if not str(line.get_label()).startswith("_")}
+
+
+def axes_of(figure: Figure) -> Axes:
+    return figure.axes[0]
+
+
+def dots(figure: Figure) -> list[tuple[float, float, object]]:
+    lines = [line for line in axes_of(figure).lines if line.get_marker() == "o"]
+    return [(line.get_xdata()[0], line.get_ydata()[0], line.get_markerfacecolor()) for line in lines]
+
+
+@pytest.fixture
+def two_seeds(tmp_path: Path) -> DataFrame:
+    runs = [Run([4.0, 2.0, 1.0], "adam", 0, ADAM), Run([3.0, 2.0, 2.0], "adam", 1, ADAM), Run([2.0, 1.0, 0.5])]
+    return logs_of(tmp_path, *runs).epochs
+
+
+def test_the_mean_over_seeds_is_drawn_and_a_single_seed_marked(two_seeds: DataFrame) -> None:
+    drawn = curves(figures.train_loss_figure(two_seeds))
+    assert list(drawn) == ["Adam", "CAO k=1 †"]
+    assert drawn["Adam"].get_ydata().tolist() == [3.5, 2.0, 1.5]
+    assert drawn["Adam"].get_xdata().tolist() == [1, 2, 3]
+
+
+def test_a_dot_marks_the_first_hit_and_is_hollow_if_a_seed_never_arrived(two_seeds: DataFrame) -> None:
+    found = dots(figures.train_loss_figure(two_seeds, threshold=1.0))
+    assert [(x, y) for x, y, _ in found] == [(3.0, 1.0), (2.0, 1.0)]
+    assert found[0][2] == "white"
+    assert found[1][2] != "white"
+
+
+def test_the_early_window_ends_where_it_should(two_seeds: DataFrame) -> None:
+    figure = figures.train_loss_figure(two_seeds, threshold=1.0, last_epoch=2)
+    assert curves(figure)["Adam"].get_xdata().tolist() == [1, 2]
+    assert [x for x, _, _ in dots(figure)] == [2.0]
+
+
+def test_wall_clock_has_seconds_on_its_axis(two_seeds: DataFrame) -> None:
+    figure = figures.wall_clock_figure(two_seeds, threshold=1.0)
+    assert curves(figure)["Adam"].get_xdata().tolist() == [2.0, 4.0, 6.0]
+    assert axes_of(figure).get_xlabel() == "seconds of training"
+
+
+def test_a_diverged_run_ends_in_a_cross(tmp_path: Path) -> None:
+    epochs = logs_of(tmp_path, Run([3.0, 2.0, math.nan], status="diverged")).epochs
+    crosses = [line for line in axes_of(figures.train_loss_figure(epochs)).lines if line.get_marker() == "x"]
+    assert crosses[0].get_xydata().tolist() == [[2.0, 2.0]]
+
+
+def test_the_rank_ablation_holds_everything_but_the_rank(tmp_path: Path) -> None:
+    epochs = logs_of(tmp_path, *suite_of_runs()).epochs
+    drawn = curves(figures.rank_ablation_figure(epochs, 3.0))
+    assert list(drawn) == ["CAO k=0", "CAO k=0, scaling unit", "CAO k=1", "CAO k=3", "CAO k=5"]
+
+
+def test_any_column_of_the_logs_can_be_drawn(two_seeds: DataFrame) -> None:
+    figure = figures.curve_figure(two_seeds, "test_accuracy")
+    assert curves(figure)["CAO k=1 †"].get_ydata().tolist() == [0.6, 0.8, 0.9]
+
+
+def test_eigenvalues_are_drawn_with_the_edge_of_stability(tmp_path: Path) -> None:
+    runs = [Run([3.0, 2.0], seed=seed, eigenvalues=[10.0 + 2 * seed, 4.0]) for seed in (0, 1)]
+    lines = axes_of(figures.eigenvalue_figure(logs_of(tmp_path, *runs).refreshes)).lines
+    assert [line.get_ydata()[0] for line in lines] == [11.0, 4.0, pytest.approx(20.0)]
+
+
+def test_adam_has_no_edge(tmp_path: Path) -> None:
+    refreshes = logs_of(tmp_path, Run([3.0, 2.0], "adam", 0, ADAM, eigenvalues=[10.0])).refreshes
+    assert len(axes_of(figures.eigenvalue_figure(refreshes)).lines) == 1
+
+
+def test_stable_windows_show_both_ends(tmp_path: Path) -> None:
+    runs = [
+        Run(
+            [4.0, 1.0 if rate < 0.5 else 3.0], f"{label}-{rate}", 0, config | {"lr": rate}, "stable-range", "digits-mlp"
+        )
+        for rate in (0.1, 0.4, 0.8)
+        for label, config in (("sgd", SGD), ("cao", CAO | {"damping": 1.0}))
+    ]
+    axes = axes_of(figures.stable_window_figure(stable_windows(logs_of(tmp_path, *runs).epochs)))
+    assert [line.get_xdata().tolist() for line in axes.lines[-2:]] == [[0.4, 0.4], [0.8, 0.8]]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["CAO k=1", "SGD, momentum 0.9"]
+
+
+def test_a_method_has_the_same_colour_whoever_is_drawn_with_it(tmp_path: Path) -> None:
+    epochs = settings(logs_of(tmp_path, *suite_of_runs()))[0].epochs
+    some = epochs[epochs["label"].isin(["cao-rank5", "sgd-lr0.1-momentum0"])]
+    everyone, few = (curves(figures.train_loss_figure(runs)) for runs in (epochs, some))
+    assert {name: line.get_color() for name, line in few.items()}.items() <= {
+        name: line.get_color() for name, line in everyone.items()
+    }.items()

@@ -1,0 +1,204 @@
+"""The page stands alone, and in a real browser its table agrees with the analysis."""
+
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pandas import DataFrame
+from selenium import webdriver
+from selenium.webdriver.chrome.service import Service
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.remote.webdriver import WebDriver
+from selenium.webdriver.support.select import Select
+from synthetic_logs import ADAM, CAO, SGD, Run, decay, write_run, write_suite
+
+from cao_lab.reporting.analysis import first_epoch_below, time_to_threshold
+from cao_lab.reporting.claims import audit
+from cao_lab.reporting.logreader import Logs, load_logs
+from cao_lab.reporting.page import html_table, page
+from cao_lab.reporting.page_data import page_data
+from cao_lab.reporting.tables import make_tables
+from cao_lab.reporting.verdicts import settings
+
+FLAGS = (
+    "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage", "--window-size=1280,1000",
+)  # fmt: skip
+TASK = "digits-mlp"
+
+
+def demo_runs() -> list[Run]:
+    methods = {"adam": (ADAM, 4.0), "cao-rank1": (CAO, 2.5), "cao-rank3": (CAO | {"rank": 3}, 2.0), "sgd": (SGD, 9.0)}
+    return [
+        Run(decay(half_life, 20, 2.3, 0.03 * seed), label, seed, config, "demo", TASK, eigenvalues=[9.0, 4.0])
+        for label, (config, half_life) in methods.items()
+        for seed in range(3)
+    ]
+
+
+def page_of(logs: Logs) -> str:
+    found = settings(logs)
+    return page(logs, found, make_tables(logs, found), audit(found), ["demo/digits-mlp/train-loss"])
+
+
+@pytest.fixture(scope="module")
+def logs(tmp_path_factory: pytest.TempPathFactory) -> Logs:
+    folder = write_suite(tmp_path_factory.mktemp("logs"), demo_runs())
+    (folder / "theory.csv").write_text("statement,bound,verdict\nLemma 1,0.5,holds\n")
+    (folder / "bench.json").write_text(json.dumps([{"name": "step", "value": 1.5, "target": 2.0, "spread": 0.1}]))
+    return load_logs(folder)
+
+
+@pytest.fixture(scope="module")
+def text(logs: Logs) -> str:
+    return page_of(logs)
+
+
+def test_the_page_asks_the_network_for_nothing(text: str) -> None:
+    own = text[: text.index("plotly.js v")] + text[text.rindex('"use strict";') :]
+    assert not re.findall(r"""(?:src|href)=["'](?:https?:)?//""", own)
+    assert "<script src" not in text
+    assert '<link rel="stylesheet"' not in text
+
+
+def test_everything_has_its_place(text: str) -> None:
+    for piece in ("Lemma 1", "1.5", "cao train adam --seed 0", "0123abc", "torch 2.x", 'id="table-time-to-threshold"'):
+        assert piece in text
+    assert "<!--" not in text[: text.index("plotly.js v")]
+
+
+def test_cells_are_escaped() -> None:
+    assert "<script>" not in html_table(DataFrame({"<b>": ["<script>"]}))
+
+
+def test_a_hostile_label_stays_inside_the_data(tmp_path: Path) -> None:
+    write_run(tmp_path, Run([3.0, 2.0], label="x", task="digits-mlp"))
+    loaded = load_logs(tmp_path)
+    loaded.epochs["name"] = "</script><script>alert(1)</script>"
+    assert "</script>" not in page_data(settings(loaded))
+
+
+def test_what_is_not_finite_is_null(tmp_path: Path) -> None:
+    write_run(tmp_path, Run([3.0, float("inf")], status="diverged"))
+    data = json.loads(page_data(settings(load_logs(tmp_path))))
+    assert data["settings"][0]["runs"][0]["train_loss"] == [3.0, None]
+
+
+@pytest.fixture(scope="module")
+def browser(text: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[WebDriver]:
+    chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
+    if chromium is None or driver is None:
+        pytest.skip("no chromium and chromedriver: the page was not tried in a browser")
+    folder = tmp_path_factory.mktemp("browser")
+    (folder / "index.html").write_text(text, encoding="utf-8")
+    options = webdriver.ChromeOptions()
+    options.binary_location = chromium
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    for flag in (*FLAGS, f"--user-data-dir={folder / 'profile'}"):
+        options.add_argument(flag)
+    found = webdriver.Chrome(options=options, service=Service(driver))
+    found.get((folder / "index.html").as_uri())
+    yield found
+    found.quit()
+
+
+def cells(browser: WebDriver) -> dict[str, list[str]]:
+    rows = browser.find_elements(By.CSS_SELECTOR, "#times tbody tr")
+    return {
+        str(row.get_attribute("data-label")): [cell.text for cell in row.find_elements(By.TAG_NAME, "td")[1:]]
+        for row in rows
+    }
+
+
+def expected(logs: Logs, threshold: float) -> dict[str, list[str]]:
+    summary = time_to_threshold(first_epoch_below(logs.epochs, threshold), "adam").set_index("label")
+    return {
+        str(label): [
+            f"{row['reached']} of {row['seeds']}",
+            f"{row['epoch_mean']:.2f} ± {row['epoch_std']:.2f}" if row["reached"] else "not reached",
+            f"{row['seconds_mean']:.1f} ± {row['seconds_std']:.1f}" if row["reached"] else "–",
+            f"{row['gradient_cost_mean']:.0f} ± {row['gradient_cost_std']:.0f}" if row["reached"] else "–",
+            *(
+                f"{row[f'{unit}_speedup']:.2f}× [{row[f'{unit}_speedup_low']:.2f}, {row[f'{unit}_speedup_high']:.2f}]"
+                if row[f"{unit}_speedup_pairs"] else "–"
+                for unit in ("epoch", "seconds")
+            ),
+        ]
+        for label, row in summary.iterrows()
+    }  # fmt: skip
+
+
+def threshold_of(browser: WebDriver) -> float:
+    return float(str(browser.find_element(By.ID, "threshold").get_attribute("value")))
+
+
+def test_the_table_agrees_with_the_analysis_at_the_declared_threshold(browser: WebDriver, logs: Logs) -> None:
+    assert threshold_of(browser) == 0.1
+    assert cells(browser) == expected(logs, 0.1)
+    assert "declared before the runs" in browser.find_element(By.ID, "said").text
+
+
+def test_moving_the_slider_moves_markers_and_table(browser: WebDriver, logs: Logs) -> None:
+    before = markers(browser)
+    slider = browser.find_element(By.ID, "slider")
+    for _ in range(3):
+        slider.send_keys(Keys.PAGE_DOWN)
+    assert threshold_of(browser) > 0.1
+    assert cells(browser) == expected(logs, threshold_of(browser))
+    assert markers(browser) != before
+    browser.find_element(By.ID, "declared").click()
+    assert markers(browser) == before
+
+
+def markers(browser: WebDriver) -> list[list[float]]:
+    script = "return document.getElementById('chart').data.filter(t => t.mode === 'markers').map(t => [t.x[0], t.y[0]])"
+    found: list[list[float]] = browser.execute_script(script)
+    return found
+
+
+def test_a_curve_can_be_switched_off_by_keyboard(browser: WebDriver) -> None:
+    lines = "return document.getElementById('chart').data.length"
+    before = browser.execute_script(lines)
+    box = browser.find_element(By.CSS_SELECTOR, "#methods input")
+    box.send_keys(Keys.SPACE)
+    assert "adam" not in cells(browser)
+    assert browser.execute_script(lines) < before
+    box.send_keys(Keys.SPACE)
+    assert "adam" in cells(browser)
+
+
+def test_a_seed_can_be_left_out(browser: WebDriver, logs: Logs) -> None:
+    box = browser.find_elements(By.CSS_SELECTOR, "#seeds input")[2]
+    box.click()
+    kept = Logs(logs.runs, logs.epochs[logs.epochs["seed"] < 2], *[logs.refreshes] * 3, ())
+    assert cells(browser) == expected(kept, 0.1)
+    box.click()
+
+
+def axes(browser: WebDriver) -> list[str]:
+    script = "const {xaxis, yaxis} = document.getElementById('chart').layout;"
+    found: list[str] = browser.execute_script(script + "return [xaxis.title.text, yaxis.title.text, yaxis.type]")
+    return found
+
+
+def test_axes_follow_the_choices(browser: WebDriver) -> None:
+    assert axes(browser) == ["epochs", "train loss", "log"]
+    Select(browser.find_element(By.ID, "unit")).select_by_value("seconds")
+    Select(browser.find_element(By.ID, "quantity")).select_by_value("test_accuracy")
+    browser.find_element(By.ID, "log").click()
+    assert axes(browser) == ["seconds of training", "test accuracy", "linear"]
+
+
+@pytest.mark.parametrize("width", [390, 768, 1280])
+def test_nothing_scrolls_sideways(browser: WebDriver, width: int) -> None:
+    metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    assert browser.execute_script("return document.documentElement.scrollWidth") <= width
+
+
+def test_the_browser_has_nothing_to_complain_about(browser: WebDriver) -> None:
+    assert [entry["message"] for entry in browser.get_log("browser")] == []

@@ -1,0 +1,191 @@
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from cao_lab.config import RunConfig
+from cao_lab.optimizer_config import AdaHessianConfig, AdamConfig, CAOConfig, LBFGSConfig, SGDConfig
+from cao_lab.runs.training import Training, rate_factor, train
+from cao_lab.tasks.data import batches, load
+from cao_lab.tasks.problems import build_model
+
+
+@pytest.fixture(scope="module")
+def digits():
+    return load("digits", train_samples=200)
+
+
+def config(optimizer=None, **changes):
+    defaults = {"epochs": 3, "train_samples": 200, "batch_size": 64, "width": 16}
+    return RunConfig(optimizer or SGDConfig(), **{**defaults, **changes})
+
+
+def without_measurements(records):
+    return [replace(record, train_seconds=0, peak_memory_mib=0) for record in records]
+
+
+def test_an_epoch_is_what_a_plain_loop_does(digits):
+    """The oracle is a loop written out with torch alone."""
+    record = next(train(config(SGDConfig(lr=0.1, max_gradient_norm=None)), digits))
+    model = build_model("mlp", digits, 16, 0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-4)
+    total, correct = 0.0, 0
+    for inputs, targets in batches(digits, 64, seed=0, epoch=0):
+        outputs = model(inputs)
+        loss = torch.nn.functional.cross_entropy(outputs, targets)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        total += loss.item() * len(inputs)
+        correct += int((outputs.argmax(1) == targets).sum())
+    assert record.train_loss == pytest.approx(total / 200, rel=1e-12)
+    assert record.train_accuracy == correct / 200
+
+
+def test_rows_count_epochs_steps_and_gradients(digits):
+    records = list(train(config(), digits))
+    assert [(r.epoch, r.step, r.gradient_evaluations) for r in records] == [(1, 4, 4), (2, 8, 8), (3, 12, 12)]
+    assert all(r.train_seconds > 0 and r.peak_memory_mib > 0 and r.peak_memory_source == "process" for r in records)
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [CAOConfig(rank=2, refresh_every=3, warm_start=True), AdaHessianConfig(), AdamConfig()],
+    ids=lambda optimizer: optimizer.name,
+)
+@pytest.mark.parametrize("stop_at", [1, 4, 6])
+def test_a_run_stopped_after_any_step_goes_on_bit_for_bit(digits, optimizer, stop_at, tmp_path):
+    whole = without_measurements(train(config(optimizer), digits))
+
+    def save_at_step(training):
+        if training.progress.step == stop_at:
+            torch.save(training.state_dict(), tmp_path / "state.pt")
+            raise InterruptedError
+
+    first = Training(config(optimizer), digits)
+    seen = []
+    with pytest.raises(InterruptedError):
+        seen.extend(first.epochs(save_at_step))
+    torch.rand(7)
+    second = Training(config(optimizer), digits)
+    second.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
+    rest = without_measurements(second.epochs())
+    assert rest == whole[-len(rest) :]
+    assert len(rest) == 3 - stop_at // 4 + (stop_at == 4)
+
+
+def test_cao_logs_its_eigenvalues_and_the_first_one_it_did_not_capture(digits):
+    training = Training(config(CAOConfig(rank=2, refresh_every=4, power_iterations=30), epochs=1), digits)
+    list(training.epochs())
+    rows = training.new_refreshes
+    assert [(row.step, row.index, row.is_captured) for row in rows] == [(0, 1, True), (0, 2, True), (0, 3, False)]
+    assert {row.damping for row in rows} == {0.1}
+    assert {row.hessian_products for row in rows} == {62}
+
+
+def test_logged_eigenvalues_are_those_of_the_dense_hessian():
+    """A linear model, so that the Hessian at the start is small enough to be taken whole by torch.func."""
+    data = load("breast-cancer")
+    run = config(CAOConfig(rank=1, power_iterations=50), dataset="breast-cancer", model="linear", batch_size=None)
+    training = Training(replace(run, epochs=1, train_samples=None, precision="fp64", l2=0.5), data)
+    list(training.epochs())
+    model = build_model("linear", data, 16, 0).double()
+    inputs, targets = next(batches(data, None, seed=0, epoch=0))
+    names = [name for name, _ in model.named_parameters()]
+    shapes = [p.shape for p in model.parameters()]
+    flat = torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+
+    def objective(vector):
+        parts = vector.split([shape.numel() for shape in shapes])
+        params = {name: part.view(shape) for name, part, shape in zip(names, parts, shapes, strict=True)}
+        outputs = torch.func.functional_call(model, params, inputs.double())
+        return torch.nn.functional.cross_entropy(outputs, targets) + 0.25 * vector.square().sum()
+
+    values = torch.linalg.eigvalsh(torch.func.hessian(objective)(flat))
+    largest = values[values.abs().argsort(descending=True)[:2]].tolist()
+    assert [row.eigenvalue for row in training.new_refreshes] == pytest.approx(largest, rel=1e-3)
+
+
+def test_monitoring_watches_any_optimizer_and_changes_nothing_else(digits):
+    plain = without_measurements(train(config(), digits))
+    training = Training(config(monitor_curvature=2), digits)
+    assert without_measurements(training.epochs()) == plain
+    assert [(row.step, row.index) for row in training.new_refreshes] == [
+        (0, 1), (0, 2), (4, 1), (4, 2), (8, 1), (8, 2),
+    ]  # fmt: skip
+    assert not any(row.is_captured for row in training.new_refreshes)
+
+
+@pytest.mark.parametrize("curvature", ["hessian", "gauss-newton"])
+def test_a_monitored_refresh_is_logged_once_whether_it_comes_before_the_forward_pass_or_after(digits, curvature):
+    run = config(CAOConfig(rank=1, refresh_every=4), curvature=curvature, monitor_curvature=3, epochs=2)
+    training = Training(run, digits)
+    list(training.epochs())
+    assert [(row.step, row.index) for row in training.new_refreshes] == [(s, i) for s in (0, 4) for i in (1, 2, 3)]
+
+
+def test_gauss_newton_in_parts_is_positive(digits):
+    run = config(CAOConfig(rank=2), curvature="gauss-newton", curvature_samples=128, curvature_part=32)
+    training = Training(run, digits)
+    list(training.epochs())
+    assert all(row.eigenvalue > 0 for row in training.new_refreshes)
+
+
+def test_hessian_over_more_samples_is_taken_in_parts(digits):
+    whole, parts = (
+        Training(config(CAOConfig(), epochs=1, curvature_samples=128, curvature_part=part), digits)
+        for part in (128, 32)
+    )
+    list(whole.epochs())
+    list(parts.epochs())
+    found = [[row.eigenvalue for row in training.new_refreshes] for training in (whole, parts)]
+    assert found[0] == pytest.approx(found[1], rel=1e-4)
+
+
+def test_divergence_ends_the_run_with_the_row_it_happened_in(digits):
+    training = Training(config(SGDConfig(lr=1e30, max_gradient_norm=None), epochs=10), digits)
+    records = list(training.epochs())
+    assert training.progress.has_diverged
+    assert len(records) == 1
+    assert not math.isfinite(records[0].train_loss)
+
+
+def test_lbfgs_takes_several_gradients_a_step(digits):
+    records = list(train(config(LBFGSConfig(max_iterations=5), batch_size=None), digits))
+    assert records[-1].step == 3
+    assert records[-1].gradient_evaluations >= 15
+    assert records[-1].train_loss < records[0].train_loss
+
+
+@pytest.mark.parametrize("precision", ["fp64", "bf16"])
+@pytest.mark.parametrize("optimizer", [CAOConfig(), SGDConfig()], ids=lambda optimizer: optimizer.name)
+def test_other_precisions_train(digits, precision, optimizer):
+    records = list(train(config(optimizer, precision=precision, epochs=4), digits))
+    assert records[-1].train_loss < records[0].train_loss
+
+
+def test_regression_and_autoencoder_have_no_accuracy():
+    for dataset, model in (("diabetes", "linear"), ("digits", "autoencoder")):
+        record = next(train(config(dataset=dataset, model=model, train_samples=None), load(dataset)))
+        assert record.train_accuracy is None
+        assert record.test_accuracy is None
+
+
+def test_l2_is_part_of_the_train_loss(digits):
+    plain, penalised = (next(train(config(batch_size=None, l2=l2), digits)).train_loss for l2 in (0.0, 0.5))
+    squares = sum(float(p.detach().square().sum()) for p in build_model("mlp", digits, 16, 0).parameters())
+    assert penalised == pytest.approx(plain + 0.25 * squares, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "factors"),
+    [("constant", [1, 1, 1, 1]), ("cosine", [1, 0.853553, 0.5, 0.146447]), ("step", [1, 1, 0.1, 0.01])],
+)
+def test_schedules(schedule, factors):
+    assert [rate_factor(schedule, step, 4) for step in range(4)] == pytest.approx(factors, rel=1e-5)
+
+
+def test_the_rate_of_the_schedule_is_logged(digits):
+    records = list(train(config(SGDConfig(lr=0.2), schedule="step", epochs=4), digits))
+    assert [record.lr for record in records] == pytest.approx([0.2, 0.2, 0.02, 0.002])

@@ -1,0 +1,292 @@
+import io
+import itertools
+import math
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from pandas import DataFrame
+
+from cao_lab.config import ConfigError, Execution, RunConfig
+from cao_lab.optimizer_config import AdamConfig, CAOConfig, SGDConfig
+from cao_lab.runs.runlog import read_header
+from cao_lab.runs.session import run
+from cao_lab.runs.stopping import StopRequest
+from cao_lab.suites import SUITES, find_suite, rounds_of, runner
+from cao_lab.suites.estimate import Measured, duration, list_runs, run_seconds
+from cao_lab.suites.job import from_json, to_json
+from cao_lab.suites.mini import MINI
+from cao_lab.suites.paper import DEMO, MATCHED_SGD, PAPER, SENSITIVITY
+from cao_lab.suites.rounds import FinishedRun, together
+from cao_lab.suites.runner import run_suite
+from cao_lab.suites.stable_range import CIFAR, DIGITS, STEPS_PER_EPOCH, largest_stable_rate
+from cao_lab.suites.tuned import TUNED, mini_tuned, tune
+
+
+def finished(config, *losses, status="finished"):
+    return FinishedRun(config, status, DataFrame({"train_loss": losses}))
+
+
+def play(rounds, outcome):
+    """Carry a suite out with invented results and return the runs it asked for."""
+    asked = []
+    configs = next(rounds)
+    while True:
+        asked += configs
+        try:
+            configs = rounds.send([outcome(config) for config in configs])
+        except StopIteration:
+            return asked
+
+
+@pytest.mark.parametrize("name", SUITES)
+def test_no_two_runs_of_a_suite_share_a_folder(name):
+    configs = next(rounds_of(SUITES[name]))
+    assert len({config.folder for config in configs}) == len(configs)
+
+
+def test_paper_suite_has_the_papers_budgets_and_seeds():
+    counts = Counter((c.task, c.epochs, c.label) for c in PAPER)
+    assert {key[:2] for key in counts} == {
+        ("cifar10-resnet18", 50),
+        ("cifar10-resnet34", 50),
+        ("cifar100-resnet18", 75),
+        ("cifar100-resnet34", 75),
+    }
+    assert all(seeds == (1 if task == "cifar100-resnet34" else 3) for (task, _, _), seeds in counts.items())
+    labels = {label for task, _, label in counts if task == "cifar100-resnet18"}
+    assert labels == {
+        "sgd", "adam", "cao-rank1", "cao-rank3", "cao-rank5", "cao-rank0", "cao-rank0-scaling=unit",
+        "sgd-lr0.1-momentum0", "cao-rank1-sketch=random", "cao-rank1-sketch=projected-out",
+    }  # fmt: skip
+    assert all(c.batch_size == 128 and c.schedule == "constant" and c.width == 64 for c in PAPER)
+
+
+def test_matched_sgd_follows_from_caos_own_settings():
+    cao = CAOConfig()
+    assert pytest.approx(cao.lr / cao.damping) == MATCHED_SGD.lr
+    assert pytest.approx(cao.damping * cao.max_update_norm) == MATCHED_SGD.max_gradient_norm
+    assert (MATCHED_SGD.momentum, MATCHED_SGD.weight_decay) == (cao.momentum, cao.weight_decay)
+
+
+def test_sensitivity_and_demo_are_complete():
+    assert len(SENSITIVITY) == 9
+    assert {(c.optimizer.damping, c.optimizer.refresh_every) for c in SENSITIVITY} == set(
+        itertools.product((1e-3, 1e-2, 1e-1), (200, 400, 800))
+    )
+    assert Counter(c.label for c in DEMO) == {
+        "sgd": 3, "adam": 3, "cao-rank0-refresh_every12": 3,
+        "cao-rank1-refresh_every12": 3, "cao-rank5-refresh_every12": 3,
+    }  # fmt: skip
+
+
+def test_mini_refreshes_once_an_epoch():
+    for config in MINI:
+        if isinstance(config.optimizer, CAOConfig):
+            assert config.optimizer.refresh_every == math.ceil(config.train_samples / config.batch_size)
+    for task in (DIGITS, CIFAR):
+        size = task.train_samples or 1437
+        assert STEPS_PER_EPOCH[task.dataset] == math.ceil(size / task.batch_size)
+
+
+def bowl(best_rate):
+    """Return an outcome whose loss is lowest at one learning rate."""
+    return lambda config: finished(config, 5.0, abs(math.log(config.optimizer.lr / best_rate)))
+
+
+def test_tuning_takes_the_best_of_five_rates_to_fresh_seeds():
+    asked = play(tune(RunConfig(SGDConfig(lr=0.01)), (1, 2, 3)), bowl(0.03))
+    assert [c.optimizer.lr for c in asked[:5]] == [0.001, 0.00316, 0.01, 0.0316, 0.1]
+    assert [(c.optimizer.lr, c.seed) for c in asked[5:]] == [(0.0316, 1), (0.0316, 2), (0.0316, 3)]
+
+
+@pytest.mark.parametrize(
+    ("best_rate", "extensions"), [(0.4, [0.316, 1.0]), (1e-4, [0.000316, 0.0001]), (9.0, [0.316, 1.0])]
+)
+def test_tuning_extends_the_grid_at_most_twice_from_the_edge(best_rate, extensions):
+    asked = play(tune(RunConfig(AdamConfig(lr=0.01)), ()), bowl(best_rate))
+    assert [c.optimizer.lr for c in asked[5:]] == pytest.approx(extensions, rel=0.01)
+
+
+def test_a_diverged_rate_is_never_the_best():
+    def outcome(config):
+        return finished(config, 0.1, status="diverged") if config.optimizer.lr > 0.02 else finished(config, 1.0)
+
+    assert play(tune(RunConfig(SGDConfig(lr=0.01)), (7,)), outcome)[-1].optimizer.lr <= 0.01
+
+
+def test_every_optimizer_gets_the_same_number_of_trials():
+    trials = Counter(
+        c.optimizer.name + str(getattr(c.optimizer, "momentum", ""))
+        for c in play(mini_tuned(), lambda c: finished(c, 1.0))
+    )
+    assert len(trials) == len(TUNED) == 8
+    assert len(set(trials.values())) == 1
+
+
+@pytest.mark.parametrize("optimizer", [SGDConfig(), CAOConfig(rank=5)], ids=lambda optimizer: optimizer.name)
+@pytest.mark.parametrize("limit", [0.003, 0.13, 0.9, 37.0])
+def test_bisection_finds_the_largest_stable_rate_to_19_percent(optimizer, limit):
+    def rate(config):
+        return config.optimizer.lr / (0.1 if config.optimizer.name == "cao" else 1)
+
+    asked = play(
+        largest_stable_rate(RunConfig(optimizer)),
+        lambda config: finished(config, 0.5) if rate(config) < limit else finished(config, math.nan, status="diverged"),
+    )
+    stable = max(rate(config) for config in asked if rate(config) < limit)
+    assert stable > limit / 2 ** (1 / 4) * 0.999
+    assert len(asked) <= 10
+
+
+def test_a_rate_that_trains_too_slowly_counts_as_unstable():
+    asked = play(largest_stable_rate(RunConfig(SGDConfig())), lambda c: finished(c, 2.2 if c.optimizer.lr > 1 else 0.1))
+    assert max(c.optimizer.lr for c in asked if c.optimizer.lr <= 1) > 1 / 1.2
+
+
+def test_chains_run_side_by_side_and_get_their_own_results():
+    seen = []
+
+    def chain(name, rounds):
+        for number in range(rounds):
+            back = yield [RunConfig(SGDConfig(), seed=10 * name + number)]
+            seen.append((name, [run.config.seed for run in back]))
+
+    asked = []
+    rounds = together([chain(1, 1), chain(2, 3)])
+    configs = next(rounds)
+    while configs:
+        asked.append([c.seed for c in configs])
+        try:
+            configs = rounds.send([finished(c, 1.0) for c in configs])
+        except StopIteration:
+            break
+    assert asked == [[10, 20], [21], [22]]
+    assert seen == [(1, [10]), (2, [20]), (2, [21]), (2, [22])]
+
+
+def test_a_suite_may_come_from_a_file_of_the_users(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text("from cao_lab.suites import SUITES\nTINY = SUITES['demo'][:2]\n")
+    assert find_suite(f"{path}:TINY") == ("TINY", DEMO[:2])
+    with pytest.raises(ConfigError, match="defines no NOTHING"):
+        find_suite(f"{path}:NOTHING")
+    with pytest.raises(ConfigError, match="no Python file"):
+        find_suite(f"{tmp_path}/absent.py:TINY")
+    with pytest.raises(ConfigError, match=r"no suite is called tiny; there are demo, paper"):
+        find_suite("tiny")
+
+
+def test_a_job_is_told_everything_by_json(tmp_path):
+    execution = Execution(logs=tmp_path, threads=1, checkpoint_minutes=2.5)
+    assert from_json(to_json(DEMO[3], execution)) == (DEMO[3], execution)
+
+
+SUITE_FILE = """
+from cao_lab.config import RunConfig
+from cao_lab.optimizer_config import AdamConfig, SGDConfig
+MIXED = [
+    RunConfig(SGDConfig(lr=1e30, max_gradient_norm=None), epochs=2),
+    RunConfig(AdamConfig(), epochs=2, train_samples=10**6),
+    RunConfig(SGDConfig(), epochs=2),
+]
+LONG = [RunConfig(SGDConfig(), seed=seed, epochs=100000) for seed in range(3)]
+
+def learning():
+    first = yield [RunConfig(SGDConfig(), epochs=2)]
+    yield [RunConfig(SGDConfig(lr=0.02), epochs=len(first[0].epochs))]
+"""
+
+
+@pytest.fixture
+def suite_file(tmp_path):
+    path = tmp_path / "suites.py"
+    path.write_text(SUITE_FILE)
+    return path
+
+
+def test_a_suite_goes_past_failures_reports_them_and_skips_what_is_over(suite_file, tmp_path, capsys, monkeypatch):
+    execution = Execution(logs=tmp_path / "logs")
+    run(replace(find_suite(f"{suite_file}:MIXED")[1][2], suite="MIXED"), execution)
+    assert run_suite(f"{suite_file}:MIXED", execution, jobs=2) == 1
+    said = capsys.readouterr().out
+    assert "diverged MIXED/digits-mlp/sgd-lr1e+30" in said
+    assert "finished" not in said
+    assert said.count("failed MIXED/digits-mlp-n1000000/adam/seed0: ValueError: train_samples must be") == 2
+    assert "3 runs over, 1 failed" in said
+
+    started = []
+    monkeypatch.setattr(runner.SuiteRunner, "start", lambda self, config: started.append(config.label) or 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        run_suite(f"{suite_file}:MIXED", execution, jobs=1)
+    assert started == ["adam"]
+
+
+class EndedProcess:
+    returncode = 0
+
+    def poll(self):
+        return 0
+
+
+def test_a_generator_receives_its_finished_runs(suite_file, tmp_path, capsys, monkeypatch):
+    def start(self, config):
+        run(config, self.execution)
+        return runner.Job(config, EndedProcess(), io.BytesIO())
+
+    monkeypatch.setattr(runner.SuiteRunner, "start", start)
+    assert run_suite(f"{suite_file}:learning", Execution(logs=tmp_path / "logs", threads=1), jobs=1) == 0
+    header = read_header(tmp_path / "logs/learning/digits-mlp/sgd-lr0.02/seed0")
+    assert header["status"] == "finished"
+    assert header["config"]["epochs"] == 2
+    assert "2 runs over, 0 failed" in capsys.readouterr().out
+
+
+def test_the_cores_are_divided_among_the_jobs(monkeypatch):
+    monkeypatch.setattr(runner, "cores", lambda: 8)
+    threads = [runner.SuiteRunner(Execution(), jobs, StopRequest()).execution.threads for jobs in (1, 3, 20)]
+    assert threads == [8, 2, 1]
+    assert runner.SuiteRunner(Execution(threads=5), 4, StopRequest()).execution.threads == 5
+
+
+def test_a_suite_asked_to_stop_saves_its_runs(suite_file, tmp_path):
+    command = [sys.executable, "-c", "from cao_lab.cli import main; main()", "suite", f"{suite_file}:LONG"]
+    process = subprocess.Popen([*command, "--jobs", "2", "--logs", str(tmp_path / "logs")], stdout=subprocess.PIPE)
+    folders = [tmp_path / f"logs/LONG/digits-mlp/sgd/seed{seed}" for seed in range(3)]
+    while not all((folder / "epochs.csv").exists() for folder in folders[:2]):
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    said, _ = process.communicate(timeout=60)
+    assert process.returncode == 143
+    assert b"give the same command again" in said
+    assert [read_header(folder)["status"] for folder in folders[:2]] == ["interrupted"] * 2
+    assert not folders[2].exists()
+
+
+def test_dry_run_lists_runs_with_times_and_runs_nothing(tmp_path):
+    lines = list(list_runs("demo", Execution(logs=tmp_path, threads=1), jobs=2))
+    assert len(lines) == 16
+    assert lines[0].endswith("demo/digits-mlp/sgd/seed0")
+    assert "in all with 2 at a time" in lines[-1]
+    assert not list(tmp_path.iterdir())
+
+
+def test_dry_run_without_the_data_still_lists(tmp_path, monkeypatch):
+    monkeypatch.delenv("CAO_DATA", raising=False)
+    lines = list(list_runs("mini-tuned", Execution(logs=tmp_path, threads=1), jobs=1))
+    assert "?  mini-tuned/cifar100-resnet18w8-n5000/sgd-lr0.001/seed0" in lines[0]
+    assert "40 runs whose data are not here" in lines[-2]
+    assert "then more" in lines[-1]
+
+
+def test_the_estimate_counts_products_and_evaluation():
+    price = Measured(step_seconds=1.0, steps_per_epoch=10, evaluation_steps=2.0)
+    assert run_seconds(RunConfig(SGDConfig(), epochs=3), price) == 36
+    cao = RunConfig(CAOConfig(rank=1, refresh_every=10, power_iterations=3), epochs=1)
+    assert run_seconds(cao, price) == pytest.approx(12 + 3.2 * (4 + 6))
+    assert [duration(s) for s in (5, 90, 7200, math.nan)] == ["5 s", "1.5 min", "2.0 h", "?"]
