@@ -3,7 +3,7 @@ from functools import partial
 
 import pytest
 import torch
-from models import (
+from small_models import (
     Quadratic,
     Recurrent,
     batch,

@@ -1,6 +1,6 @@
 import pytest
 import torch
-from models import Quadratic
+from small_models import Quadratic
 from torch import Tensor, nn
 
 from cao import CAO

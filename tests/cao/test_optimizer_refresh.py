@@ -8,7 +8,7 @@ from functools import partial
 import numpy
 import pytest
 import torch
-from models import (
+from small_models import (
     Attention,
     Quadratic,
     batch,

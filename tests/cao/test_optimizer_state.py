@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from models import batch, flat_params, loss_of, ten_steps, train, uneven_network
+from small_models import batch, flat_params, loss_of, ten_steps, train, uneven_network
 from torch import Tensor, nn
 
 from cao import CAO, Eigenpairs
@@ -26,7 +26,7 @@ VARIANTS = {
 }
 RESUME = """
 import sys, torch
-from models import ten_steps, uneven_network
+from small_models import ten_steps, uneven_network
 from cao import CAO
 
 torch.set_num_threads(1)

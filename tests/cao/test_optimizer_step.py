@@ -1,6 +1,6 @@
 import pytest
 import torch
-from models import (
+from small_models import (
     SPECTRUM,
     Quadratic,
     batch,

@@ -2,7 +2,7 @@
 
 import torch
 import torch.distributed as dist
-from models import batch, flat_params, loss_of, losses_of_parts, noisy_network, smooth_network
+from small_models import batch, flat_params, loss_of, losses_of_parts, noisy_network, smooth_network
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel

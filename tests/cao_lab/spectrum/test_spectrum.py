@@ -1,3 +1,5 @@
+import sys
+
 """The command `cao spectrum`: what it measures, what it writes, what it leaves alone, and what it refuses."""
 
 import json
@@ -20,6 +22,13 @@ from cao_lab.spectrum.target import Target, load_target, split
 
 torch.set_num_threads(1)
 EXAMPLES = Path(__file__).parents[3] / "examples"
+
+
+@pytest.fixture(autouse=True)
+def _same_import_path(monkeypatch):
+    """A user's file brings its folder along; the next test must not find it there."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
 
 USER_FILE = """
 import torch
