@@ -1,9 +1,8 @@
-import sys
-
 """The command `cao spectrum`: what it measures, what it writes, what it leaves alone, and what it refuses."""
 
 import json
 import runpy
+import sys
 from dataclasses import replace
 from pathlib import Path
 
