@@ -38,14 +38,6 @@ class Eigenpairs:
         # A sum is non-finite if any of its terms is, and needs no n × k temporary.
         return bool((self.values.sum() + self.residuals.sum() + self.vectors.sum()).isfinite())
 
-    def sorted_by(self, which: Which) -> "Eigenpairs":
-        """Return the same pairs, the most wanted first."""
-        order = order_of(self.values, which)
-        if torch.equal(order, torch.arange(len(order), device=order.device)):
-            return self
-        vectors = self.vectors.T[order].T
-        return Eigenpairs(self.values[order], vectors, self.residuals[order], self.products)
-
 
 def random_columns(
     rows: int, columns: int, generator: torch.Generator, dtype: torch.dtype = torch.float32
@@ -70,24 +62,25 @@ def subspace_iteration(
     whatever has the largest magnitude after the shift is the largest before it. Overwriting the start columns saves a
     copy of them.
     """
-    columns = start.shape[1]
+    width = start.shape[1]
     basis = orthonormalize(start if overwrite_start else column_major(start))
+    # Two n × k blocks are alive at any time, never three: no name may hold on to an old one.
+    del start
     shift = 0.0
     for iteration in range(iterations + 1):
         image = operator @ basis
         is_last = iteration == iterations
         if is_last or tolerance is not None or which == "algebraic":
-            values, rotation, residuals = rayleigh_ritz(basis, image)
+            values, rotation, residuals = rayleigh_ritz(basis, image, which)
             if is_last or (tolerance is not None and has_converged(values, residuals, tolerance)):
                 break
             if which == "algebraic":
                 shift = max(shift, -float(values.min()))
                 image = image + shift * basis
-        # Two n × k blocks are alive at any time, never three.
         del basis
         basis = orthonormalize(image)
-    vectors = multiply_in_place(basis, rotation)
-    return Eigenpairs(values, vectors, residuals, (iteration + 1) * columns).sorted_by(which)
+    del image
+    return Eigenpairs(values, multiply_in_place(basis, rotation), residuals, (iteration + 1) * width)
 
 
 def lanczos(
@@ -126,10 +119,12 @@ def lanczos(
 
 
 def rayleigh_ritz(
-    basis: Float[Tensor, "n k"], image: Float[Tensor, "n k"]
+    basis: Float[Tensor, "n k"], image: Float[Tensor, "n k"], which: Which = "magnitude"
 ) -> tuple[Float[Tensor, " k"], Float[Tensor, "k k"], Float[Tensor, " k"]]:
-    """Return Ritz values, the rotation from the basis to the Ritz vectors, and the residuals."""
+    """Return Ritz values, the rotation from the basis to the Ritz vectors, and the residuals, the most wanted first."""
     values, rotation = small_eigh(inner_products(basis, image))
+    order = order_of(values, which)
+    values, rotation = values[order], rotation[:, order]
     squares = torch.zeros_like(values)
     for rows in row_blocks(basis):
         residual = image[rows].double() @ rotation - (basis[rows].double() @ rotation) * values
