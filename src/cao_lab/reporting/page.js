@@ -217,7 +217,7 @@
     element("slider").setAttribute("aria-valuetext", `train loss ${loss}`);
     element("threshold").value = loss;
     const isDeclared = loss === state.setting.threshold && state.setting.isDeclared;
-    element("said").textContent = isDeclared ? `${loss} was declared before the runs.`
+    element("said").textContent = isDeclared ? `${loss} follows from a rule declared before the runs.`
       : state.setting.isDeclared ? `Not the declared threshold, which is ${state.setting.threshold}.`
       : "For this task no threshold was declared before the runs.";
     drawCurves();
