@@ -1,0 +1,36 @@
+import re
+from pathlib import Path
+
+import pytest
+
+from cao_lab import cli
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+COMMANDS = re.findall(r"^    (cao (\w+).*?)(?:  +#.*)?$", (ROOT / "README.md").read_text(), re.MULTILINE)
+TREE = (ROOT / "README.md").read_text().split("## The tree")[1]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
+def test_every_link_leads_somewhere(page):
+    targets = re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text())
+    assert [target for target in targets if not (page.parent / target).exists()] == []
+
+
+@pytest.mark.parametrize("name", sorted({name for _, name in COMMANDS}))
+def test_every_command_of_the_readme_exists_and_explains_itself(name, capsys):
+    with pytest.raises(SystemExit) as exit_:
+        cli.main([name, "--help"])
+    assert exit_.value.code == 0
+    assert f"cao {name}" in capsys.readouterr().out
+
+
+def test_the_readme_shows_every_command():
+    assert {name for _, name in COMMANDS} == set(cli.COMMANDS)
+
+
+def test_the_tree_of_the_readme_names_every_module_of_the_library_and_every_part_of_the_laboratory():
+    library = {path.name for path in (ROOT / "src/cao").glob("*.py")} - {"__init__.py"}
+    laboratory = {path for path in (ROOT / "src/cao_lab").iterdir() if path.name not in ("__init__.py", "__pycache__")}
+    parts = {f"{path.name}/" if path.is_dir() else path.name for path in laboratory if path.suffix in ("", ".py")}
+    assert [name for name in sorted(library | parts) if f"  {name} " not in TREE] == []
