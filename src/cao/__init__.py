@@ -2,8 +2,9 @@
 
 from cao.curvature import GaussNewton, Hessian, Mean
 from cao.linalg import Eigenpairs, SymmetricOperator, lanczos, subspace_iteration
-from cao.optimizer import CAO, Counters, Sketch
+from cao.optimizer import CAO
 from cao.preconditioner import precondition
+from cao.progress import Counters, Sketch
 from cao.spectrum import SpectralDensity, Trace, extreme_eigenpairs, spectral_density, top_eigenpairs, trace
 
 __all__ = [

@@ -3,45 +3,21 @@
 import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
-from cao.curvature import Hessian, LossFunction, MeanOverRanks, ParameterOperator, Reordered
+from cao.curvature import MeanOverRanks
 from cao.linalg import Eigenpairs, column_major, lanczos, random_columns, subspace_iteration
 from cao.preconditioner import NegativeCurvature, Scaling, base_gain, correction_gains, is_singular
+from cao.progress import Counters, Sketch, automatic_damping
 from cao.settings import SKETCH_SETTINGS, Eigensolver, check_gradients, check_parameters, check_settings
+from cao.sources import Source, operator_for
 from cao.storage import Layout, forget_rows, sketch_dtype, store_rows, stored_rows
 from cao.update import Stretch, stretches_of, take_step
-
-Source: TypeAlias = Tensor | LossFunction | ParameterOperator | Eigenpairs
-
-
-class Sketch(NamedTuple):
-    """The curvature in use: eigenvalues, their residuals ‖Hv − λv‖, the damping η and the step it was taken at."""
-
-    values: list[float]
-    residuals: list[float]
-    damping: float
-    step: int
-
-
-class Counters(NamedTuple):
-    """What the optimizer has done so far."""
-
-    steps: int
-    refreshes: int
-    """Successful refreshes."""
-    hessian_products: int
-    indefinite_refreshes: int
-    """Refreshes at which the paper's (B + ηI)⁻¹ would not have been positive definite."""
-    failed_refreshes: int
-    """Refreshes that came out non-finite and were discarded."""
-    singular_directions: int
-    """Directions left to the complement because λ + η vanished under the signed rule."""
 
 
 class CAO(Optimizer):
@@ -382,25 +358,3 @@ class CAO(Optimizer):
         if kind not in self._progress["has_warned"]:
             self._progress["has_warned"].append(kind)
             warnings.warn(message, stacklevel=3)
-
-
-def operator_for(source: Source, params: Sequence[Tensor]) -> ParameterOperator:
-    """Return the source as an operator on exactly these parameters, in their order."""
-    if isinstance(source, Tensor) or not isinstance(source, ParameterOperator):
-        return Hessian(source, params)  # type: ignore[arg-type]  # Hessian says what else it cannot take.
-    theirs = {id(p) for p in source.params}
-    ours = {id(p) for p in params}
-    if theirs != ours:
-        raise ValueError(
-            "the operator must act on exactly the optimizer's trainable parameters; it lacks "
-            f"{len(ours - theirs)} of them and has {len(theirs - ours)} others; pass params=[...] when building it"
-        )
-    is_in_order = all(a is b for a, b in zip(source.params, params, strict=True))
-    return source if is_in_order else Reordered(source, params)
-
-
-def automatic_damping(values: Tensor, dtype: torch.dtype, previous: float) -> float:
-    """Return the smallest captured |λ|, at least ε times the largest; the previous damping if all are zero."""
-    magnitudes = values.abs()
-    largest = float(magnitudes.max())
-    return max(float(magnitudes.min()), torch.finfo(dtype).eps * largest) if largest > 0 else previous
