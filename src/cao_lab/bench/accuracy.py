@@ -15,9 +15,8 @@ from cao_lab.bench.task import Curvature, Task
 from cao_lab.bench.trained import cold_start, trained
 
 TARGET = 1e-3
-TOLERANCE = 1e-2
-"""Of the residuals; an eigenvalue's error goes with its square."""
 REFERENCE_TOLERANCE = 1e-3
+"""Of the residuals; an eigenvalue's error goes with its square."""
 
 
 def accuracy_rows(sizes: Sizes) -> Rows:
@@ -37,8 +36,9 @@ def accuracy_rows(sizes: Sizes) -> Rows:
 
 
 def solved(operator: ParameterOperator, task: Task, sizes: Sizes) -> Eigenpairs:
-    """Return the top eigenpairs of an operator."""
-    return lanczos(operator, cold_start(task, 0), sizes.solver_products - 1, count=COUNT, tolerance=TOLERANCE)
+    """Return the top eigenpairs of an operator, as converged as the reference: unfinished ones can change places."""
+    products = 3 * sizes.solver_products
+    return lanczos(operator, cold_start(task, 0), products, count=COUNT, tolerance=REFERENCE_TOLERANCE)
 
 
 def exact_row(name: str, pairs: Eigenpairs, reference: Eigenpairs, where: str) -> Row:

@@ -1,12 +1,10 @@
 """What a spectrum is taken of: the model of a run in the logs, or one that a function of the user's returns."""
 
-import importlib.util
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -23,6 +21,7 @@ from cao_lab.runs.runlog import read_header
 from cao_lab.spectrum.config import Curvature, Mode, SpectrumConfig, SpectrumError
 from cao_lab.tasks.data import Batch, curvature_batch, load
 from cao_lab.tasks.problems import dataset_for
+from cao_lab.user_code import import_file
 
 RETURNS = "it must return (model, loss function, batches)"
 
@@ -125,7 +124,7 @@ def target_of_function(config: SpectrumConfig) -> Target:
     path, _, name = config.target.rpartition(":")
     if not path.endswith(".py") or not name.isidentifier():
         raise SpectrumError(f"{config.target} names no function; write {config.target.split(':')[0]}:function")
-    function = getattr(imported(Path(path)), name, None)
+    function = getattr(import_file(Path(path)), name, None)
     if not callable(function):
         raise SpectrumError(f"{path} has no function {name}; define one: {RETURNS}")
     model, loss_of_outputs, batches = checked_result(function(), config.target)
@@ -133,21 +132,6 @@ def target_of_function(config: SpectrumConfig) -> Target:
     if config.part is not None:
         parts = [piece for part in parts for piece in split(part, config.part)]
     return Target(f"{Path(path).stem}-{name}", model, loss_of_outputs, parts)
-
-
-def imported(path: Path) -> ModuleType:
-    """Import a file as a script would be: its neighbours can be imported too."""
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    if not path.is_file() or spec is None or spec.loader is None:
-        raise SpectrumError(f"{path} is not a file; name a Python file and a function in it, path.py:function")
-    module = importlib.util.module_from_spec(spec)
-    sys.path.insert(0, str(path.parent.resolve()))
-    sys.modules[path.stem] = module
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        raise SpectrumError(f"{path} cannot be imported ({type(error).__name__}: {error})") from error
-    return module
 
 
 def checked_result(result: Any, name: str) -> tuple[nn.Module, Callable[[Tensor, Tensor], Tensor], Iterable[Any]]:

@@ -1,9 +1,8 @@
 """The experiments by name. A suite is a list of RunConfig, or a generator that learns from the runs it asked for."""
 
-import importlib.util
 from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from cao_lab.config import ConfigError, RunConfig
 from cao_lab.suites.ill_conditioned import ill_conditioned
@@ -12,6 +11,7 @@ from cao_lab.suites.paper import DEMO, PAPER, SENSITIVITY
 from cao_lab.suites.rounds import FinishedRun, Rounds
 from cao_lab.suites.stable_range import stable_range
 from cao_lab.suites.tuned import mini_tuned
+from cao_lab.user_code import import_file
 
 Suite: TypeAlias = Sequence[RunConfig] | Callable[[], Rounds]
 
@@ -35,21 +35,11 @@ def find_suite(name: str) -> tuple[str, Suite]:
     path, colon, attribute = name.rpartition(":")
     if not colon or not path.endswith(".py"):
         raise ConfigError(f"no suite is called {name}; there are {', '.join(SUITES)}, or give path.py:NAME")
-    module = imported(Path(path))
+    module = import_file(Path(path))
     if not hasattr(module, attribute):
         raise ConfigError(f"{path} defines no {attribute}")
     suite: Suite = getattr(module, attribute)
     return attribute, suite
-
-
-def imported(path: Path) -> Any:
-    """Return the module that a file of the user's defines."""
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    if spec is None or spec.loader is None or not path.exists():
-        raise ConfigError(f"there is no Python file {path}")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def rounds_of(suite: Suite) -> Generator[list[RunConfig], list[FinishedRun], None]:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy, mse_loss
 
-from cao_lab.config import Execution, RunConfig
+from cao_lab.config import ConfigError, Execution, RunConfig
 from cao_lab.optimizer_config import SGDConfig
 from cao_lab.runs import checkpoint
 from cao_lab.runs.session import run
@@ -170,7 +170,6 @@ def test_a_damaged_checkpoint_is_not_measured(run_folder, tmp_path, capsys):
         ("{file}:", "names no function"),
         ("{file}:missing", "has no function missing"),
         ("{file}:number", "has no function number"),
-        ("missing.py:function", "missing.py is not a file"),
         ("{file}:two_things", r"returned 2 values; it must return \(model, loss function, batches\)"),
         ("{file}:no_model", "returned str among its three values"),
         ("{file}:no_samples", "returned no samples"),
@@ -185,8 +184,10 @@ def test_a_wrong_target_is_explained_in_one_line(user_file, target, message):
 
 def test_a_file_that_cannot_be_imported_is_explained(tmp_path):
     (tmp_path / "broken.py").write_text("import a_module_that_is_not_there")
-    with pytest.raises(SpectrumError, match=r"broken.py cannot be imported \(ModuleNotFoundError"):
+    with pytest.raises(ConfigError, match=r"broken.py cannot be imported \(ModuleNotFoundError"):
         load_target(quick(f"{tmp_path / 'broken.py'}:function"))
+    with pytest.raises(ConfigError, match=r"missing.py is not a file"):
+        load_target(quick("missing.py:function"))
 
 
 def test_a_non_finite_loss_is_refused(user_file):

@@ -169,14 +169,18 @@ def test_chains_run_side_by_side_and_get_their_own_results():
     assert seen == [(1, [10]), (2, [20]), (2, [21]), (2, [22])]
 
 
-def test_a_suite_may_come_from_a_file_of_the_users(tmp_path):
+def test_a_suite_may_come_from_a_file_of_the_users(tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.path", list(sys.path))
     path = tmp_path / "mine.py"
     path.write_text("from cao_lab.suites import SUITES\nTINY = SUITES['demo'][:2]\n")
     assert find_suite(f"{path}:TINY") == ("TINY", DEMO[:2])
     with pytest.raises(ConfigError, match="defines no NOTHING"):
         find_suite(f"{path}:NOTHING")
-    with pytest.raises(ConfigError, match="no Python file"):
+    with pytest.raises(ConfigError, match="is not a file; name a Python file"):
         find_suite(f"{tmp_path}/absent.py:TINY")
+    path.write_text("import a_module_that_is_not_there")
+    with pytest.raises(ConfigError, match=r"mine.py cannot be imported \(ModuleNotFoundError"):
+        find_suite(f"{path}:TINY")
     with pytest.raises(ConfigError, match=r"no suite is called tiny; there are demo, paper"):
         find_suite("tiny")
 
