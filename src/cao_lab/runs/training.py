@@ -12,7 +12,7 @@ from cao import CAO, Eigenpairs
 from cao_lab.config import RunConfig
 from cao_lab.runs import sharpness
 from cao_lab.runs.meter import Meter
-from cao_lab.runs.objective import Objective, Problem
+from cao_lab.runs.objective import Objective, Problem, channels_last
 from cao_lab.runs.optimizers import Refreshed, build_method
 from cao_lab.runs.runlog import EpochRecord, RefreshRecord
 from cao_lab.tasks.data import Dataset, batches, evaluation_batches
@@ -105,6 +105,7 @@ class Training:
         progress = self.progress
         self._set_rate()
         monitor = self._monitor if self._is_monitoring_due() else None
+        inputs = inputs if self._is_refresh_due() else channels_last(inputs)
         objective = Objective(self.problem, inputs, targets, progress.step, monitor)
         self.method.step(objective, self._note_refresh)
         progress.batch += 1
@@ -129,6 +130,9 @@ class Training:
     def _is_monitoring_due(self) -> bool:
         # CAO logs its spectrum at its own refreshes; between them it is watched like any other.
         return self.config.monitor_curvature > 0 and self.progress.batch == 0
+
+    def _is_refresh_due(self) -> bool:
+        return isinstance(self.method.optimizer, CAO) and self.method.optimizer.is_refresh_due
 
     def _monitor(self, objective: Objective, loss: Tensor) -> None:
         optimizer = self.method.optimizer
@@ -188,7 +192,7 @@ class Training:
         for batch in evaluation_batches(dataset, EVALUATION_BATCH):
             inputs, targets = self.problem.cast(batch)
             with self.problem.autocast():
-                outputs = self.model(inputs)
+                outputs = self.model(channels_last(inputs))
                 loss = self.problem.loss_of_outputs(outputs, targets)
             loss_sum += loss.item() * len(inputs)
             correct += self._correct(outputs, targets)

@@ -3,7 +3,10 @@ from dataclasses import replace
 
 import pytest
 import torch
+from small_cifar import write_small_cifar
 
+import cao_lab.runs.objective as objective_module
+import cao_lab.runs.training as training_module
 from cao_lab.config import RunConfig
 from cao_lab.optimizer_config import AdaHessianConfig, AdamConfig, CAOConfig, LBFGSConfig, SGDConfig
 from cao_lab.runs.training import Training, rate_factor, train
@@ -141,6 +144,30 @@ def test_hessian_over_more_samples_is_taken_in_parts(digits):
     list(parts.epochs())
     found = [[row.eigenvalue for row in training.new_refreshes] for training in (whole, parts)]
     assert found[0] == pytest.approx(found[1], rel=1e-4)
+
+
+@pytest.mark.parametrize("curvature", ["hessian", "gauss-newton"])
+def test_the_layout_of_images_changes_nothing_but_speed(curvature, tmp_path, monkeypatch):
+    write_small_cifar(tmp_path, "cifar10", train=40, test=20)
+    images = load("cifar10", tmp_path)
+    optimizer = CAOConfig(rank=1, refresh_every=2, power_iterations=2)
+    config = RunConfig(optimizer, "cifar10", "resnet18", 0, 2, width=2, batch_size=10, precision="fp64")
+    config = replace(config, curvature=curvature)
+    layouts = []
+    last = training_module.channels_last
+
+    def noted(inputs):
+        layouts.append(last(inputs).is_contiguous(memory_format=torch.channels_last))
+        return last(inputs)
+
+    monkeypatch.setattr(training_module, "channels_last", noted)
+    records = list(train(config, images))
+    assert layouts
+    assert all(layouts)
+    for module in (training_module, objective_module):
+        monkeypatch.setattr(module, "channels_last", lambda inputs: inputs)
+    for record, plain in zip(records, train(config, images), strict=True):
+        assert (record.train_loss, record.test_loss) == pytest.approx((plain.train_loss, plain.test_loss), rel=1e-8)
 
 
 def test_divergence_ends_the_run_with_the_row_it_happened_in(digits):
