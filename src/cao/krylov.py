@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from cao.linalg import Eigenpairs, SymmetricOperator, bordered, random_columns, row_blocks, small_eigh
+from cao.linalg import Eigenpairs, SymmetricOperator, bordered, random_columns, row_pieces, small_eigh
 
 Quadrature = tuple[Float[Tensor, " m"], Float[Tensor, " m"]]
 """Nodes and weights, the nodes ascending."""
@@ -60,8 +60,9 @@ class KrylovSpace:
     def shrink(self, values: Float[Tensor, " k"], rotation: Float[Tensor, "m k"]) -> None:
         """Keep only the given Ritz pairs; the residual, which they share, is the next direction as before."""
         old, new = rotation.shape
-        for part in row_blocks(self._rows.T):
-            self._rows[:new, part] = rotation.T.to(self._rows.dtype) @ self._rows[:old, part]
+        turn = rotation.T.to(self._rows.dtype)
+        for piece in row_pieces(self._rows.T):
+            piece[:new] = turn @ piece[:old]
         self.projected = values.diag()
 
     def combine(self, rotation: Float[Tensor, "m k"]) -> Float[Tensor, "n k"]:

@@ -10,8 +10,8 @@ from torch import Tensor
 
 Which = Literal["magnitude", "algebraic"]
 
-# Blocks of rows this long keep the temporaries of a pass over an n × k matrix small and in cache.
-ROWS_AT_ONCE = 1 << 16
+# Blocks of this many numbers keep the temporaries of a pass over an n × k matrix small and in cache.
+NUMBERS_AT_ONCE = 1 << 17
 
 
 @runtime_checkable
@@ -63,22 +63,22 @@ def subspace_iteration(
     copy of them.
     """
     width = start.shape[1]
-    basis = orthonormalize(start if overwrite_start else column_major(start))
+    is_measured = [tolerance is not None or which == "algebraic"] * iterations + [True]
+    basis = orthonormalize(start if overwrite_start else column_major(start), is_rough=not is_measured[0])
     # Two n × k blocks are alive at any time, never three: no name may hold on to an old one.
     del start
     shift = 0.0
     for iteration in range(iterations + 1):
         image = operator @ basis
-        is_last = iteration == iterations
-        if is_last or tolerance is not None or which == "algebraic":
+        if is_measured[iteration]:
             values, rotation, residuals = rayleigh_ritz(basis, image, which)
-            if is_last or (tolerance is not None and has_converged(values, residuals, tolerance)):
+            if iteration == iterations or (tolerance is not None and has_converged(values, residuals, tolerance)):
                 break
             if which == "algebraic":
                 shift = max(shift, -float(values.min()))
                 image = image + shift * basis
         del basis
-        basis = orthonormalize(image)
+        basis = orthonormalize(image, is_rough=not is_measured[iteration + 1])
     del image
     return Eigenpairs(values, multiply_in_place(basis, rotation), residuals, (iteration + 1) * width)
 
@@ -126,9 +126,11 @@ def rayleigh_ritz(
     order = order_of(values, which)
     values, rotation = values[order], rotation[:, order]
     squares = torch.zeros_like(values)
-    for rows in row_blocks(basis):
-        residual = image[rows].double() @ rotation - (basis[rows].double() @ rotation) * values
-        squares += residual.square().sum(dim=0)
+    turn = rotation.T.to(basis.dtype)
+    scaled = values.to(basis.dtype).unsqueeze(1) * turn
+    for piece, image_piece in zip(row_pieces(basis), row_pieces(image), strict=True):
+        residual = torch.addmm(turn @ image_piece, scaled, piece, alpha=-1)
+        squares += residual.square_().sum(dim=1)
     return values.to(basis.dtype), rotation.to(basis.dtype), squares.sqrt().to(basis.dtype)
 
 
@@ -144,17 +146,18 @@ def order_of(values: Float[Tensor, " k"], which: Which) -> Tensor:
     return (values.abs() if which == "magnitude" else values).argsort(descending=True)
 
 
-def orthonormalize(columns: Float[Tensor, "n k"]) -> Float[Tensor, "n k"]:
+def orthonormalize(columns: Float[Tensor, "n k"], *, is_rough: bool = False) -> Float[Tensor, "n k"]:
     """Return an orthonormal basis whose span contains the columns, overwriting them where it can.
 
-    Cholesky-QR, twice, moves each number a few times and makes no copy; Householder QR serves columns that are nearly
-    dependent, zero or non-finite.
+    Cholesky-QR moves each number a few times and makes no copy; Householder QR serves columns that are nearly
+    dependent, zero or non-finite. A rough basis, good enough between two power iterations, is orthonormal to 1e-3 or
+    better and costs half.
     """
     # The first pass loses about ε·κ of orthogonality for columns of condition κ (κ² for the float64 sums, in float64
     # too), and the second mends what is below 1.
     threshold = max(torch.finfo(columns.dtype).eps ** (2 / 3), 1e-7)
-    for _ in range(2):
-        gram = inner_products(columns, columns)
+    for dtype in (torch.float64, columns.dtype):  # By the second pass, sums in the columns' own precision will do.
+        gram = inner_products(columns, columns, dtype)
         lengths = gram.diagonal().sqrt()
         factor = torch.linalg.cholesky_ex(gram / lengths / lengths[:, None]).L
         # The comparison is also false for NaN, which a failed factorisation may leave behind.
@@ -162,29 +165,33 @@ def orthonormalize(columns: Float[Tensor, "n k"]) -> Float[Tensor, "n k"]:
             return column_major(torch.linalg.qr(columns).Q)
         inverse = torch.linalg.solve_triangular(factor.T, torch.diag(1 / lengths).T, upper=True, left=False)
         multiply_in_place(columns, inverse)
+        if is_rough and bool(factor.diagonal().min() > 1e-3):
+            break
     return columns
 
 
-def inner_products(left: Float[Tensor, "n j"], right: Float[Tensor, "n k"]) -> Float[Tensor, "j k"]:
-    """Return leftᵀ right, summed in float64 whatever the columns' precision."""
+def inner_products(
+    left: Float[Tensor, "n j"], right: Float[Tensor, "n k"], dtype: torch.dtype = torch.float64
+) -> Float[Tensor, "j k"]:
+    """Return leftᵀ right in float64, each block of rows multiplied in the given precision."""
     total = torch.zeros(left.shape[1], right.shape[1], dtype=torch.float64, device=left.device)
-    for rows in row_blocks(left):
-        total += left[rows].T.double() @ right[rows].double()
+    for piece, other in zip(row_pieces(left), row_pieces(right), strict=True):
+        piece = piece.to(dtype)
+        total += piece @ (piece if left is right else other.to(dtype)).T
     return total
 
 
 def multiply_in_place(columns: Float[Tensor, "n k"], matrix: Float[Tensor, "k k"]) -> Float[Tensor, "n k"]:
     """Overwrite the columns by columns @ matrix, a block of rows at a time."""
-    matrix = matrix.to(columns.dtype)
-    for rows in row_blocks(columns):
-        columns[rows] = columns[rows] @ matrix
+    transposed = matrix.T.to(columns.dtype)
+    for piece in row_pieces(columns):
+        piece.copy_(transposed @ piece)
     return columns
 
 
-def row_blocks(columns: Float[Tensor, "n k"]) -> Iterator[slice]:
-    """Yield slices that cover the rows in order."""
-    for begin in range(0, columns.shape[0], ROWS_AT_ONCE):
-        yield slice(begin, begin + ROWS_AT_ONCE)
+def row_pieces(columns: Float[Tensor, "n k"]) -> Iterator[Float[Tensor, "k m"]]:
+    """Yield the columns in blocks of rows, transposed: each column is contiguous in memory, and multiplies best so."""
+    yield from columns.T.split(max(1, NUMBERS_AT_ONCE // columns.shape[1]), dim=1)
 
 
 def column_major(columns: Float[Tensor, "n k"]) -> Float[Tensor, "n k"]:

@@ -159,10 +159,20 @@ def test_nearly_dependent_float32_columns_become_orthonormal(gap):
     torch.testing.assert_close(basis.T @ basis, torch.eye(2), atol=1e-6, rtol=0)
 
 
+@pytest.mark.parametrize("gap", [1.0, 1e-2, 1e-4, 1e-6])
+def test_a_rough_basis_is_orthonormal_to_a_thousandth_and_spans_the_columns(gap):
+    columns = start(1000, 3, torch.float32)
+    columns[:, 1] = columns[:, 0] + gap * columns[:, 1]
+    basis = orthonormalize(columns.clone(), is_rough=True).double()
+    torch.testing.assert_close(basis.T @ basis, torch.eye(3, dtype=torch.float64), atol=1e-3, rtol=0)
+    outside = columns.double() - basis @ torch.linalg.lstsq(basis, columns.double()).solution
+    assert outside.norm() < 1e-5 * columns.norm()
+
+
 def test_passes_over_blocks_of_rows_equal_one_pass(monkeypatch):
     matrix, columns = matrix_with(SPECTRUM), start(25, 3)
     whole = subspace_iteration(matrix, columns, 5)
-    monkeypatch.setattr(linalg, "ROWS_AT_ONCE", 4)
+    monkeypatch.setattr(linalg, "NUMBERS_AT_ONCE", 12)
     in_blocks = subspace_iteration(matrix, columns, 5)
     torch.testing.assert_close(in_blocks.values, whole.values)
     torch.testing.assert_close(in_blocks.vectors.abs(), whole.vectors.abs())
