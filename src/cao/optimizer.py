@@ -16,7 +16,7 @@ from cao.preconditioner import NegativeCurvature, Scaling, base_gain, correction
 from cao.progress import Counters, Sketch, automatic_damping
 from cao.settings import SKETCH_SETTINGS, Eigensolver, check_gradients, check_parameters, check_settings
 from cao.sources import Source, operator_for
-from cao.storage import Layout, forget_rows, sketch_dtype, store_rows, stored_rows
+from cao.storage import Layout, forget_rows, sketch_dtype, storage_order, store_rows, stored_rows
 from cao.update import Stretch, stretches_of, take_step
 
 
@@ -286,7 +286,7 @@ class CAO(Optimizer):
             progress["singular_directions"] += int(is_singular(values, self._damping).sum())
         forget_rows(self.state)
         self._layout = Layout(params, pairs.vectors.T.contiguous())
-        store_rows(self.state, params, self._layout.rows)
+        store_rows(self.state, self._layout.params, self._layout.rows)
 
     @property
     def _uses_sketch(self) -> bool:
@@ -318,7 +318,7 @@ class CAO(Optimizer):
     def _current_layout(self) -> Layout:
         """Return where the sketch is: after a checkpoint or a copy, shares become views of one matrix again."""
         if self._layout is None:
-            params = [p for p in self._parameters() if "vector_0" in self.state[p]]
+            params = storage_order(p for p in self._parameters() if "vector_0" in self.state[p])
             self._layout = Layout(params, stored_rows(self.state, params, self._settings["rank"]))
             store_rows(self.state, params, self._layout.rows)
         return self._layout

@@ -10,13 +10,25 @@ from torch import Tensor
 
 State = MutableMapping[Tensor, dict[str, Any]]
 
+# Parameters of no more numbers than this are small: a call costs more than a copy of them.
+SMALL = 1 << 14
+
 
 class Layout:
-    """The rows of the sketch, and where in them each parameter begins."""
+    """The rows of the sketch in storage order, and where in them each parameter begins."""
 
     def __init__(self, params: Sequence[Tensor], rows: Float[Tensor, "k n"]) -> None:
+        self.params = storage_order(params)
         self.rows = rows
-        self.places = dict(zip(params, accumulate((p.numel() for p in params), initial=0), strict=False))
+        if any(param is not other for param, other in zip(params, self.params, strict=True)):
+            share_of = dict(zip(params, shares(rows, params), strict=True))
+            self.rows = torch.cat([share_of[param] for param in self.params], dim=1)
+        self.places = dict(zip(self.params, accumulate((p.numel() for p in self.params), initial=0), strict=False))
+
+
+def storage_order(params: Iterable[Tensor]) -> list[Tensor]:
+    """Return the small parameters before the others, so that they are neighbours and move in few calls."""
+    return sorted(params, key=lambda param: param.numel() > SMALL)
 
 
 def sketch_dtype(params: Iterable[Tensor]) -> torch.dtype:

@@ -9,12 +9,10 @@ from jaxtyping import Float
 from torch import Tensor
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
-from cao.storage import Layout
+from cao.storage import SMALL, Layout, storage_order
 
-# Large parameters are worked on in stretches of this many numbers, which stay in a core's cache between operations.
-STRETCH = 1 << 19
-# Smaller ones than this are joined, because a call costs more than a copy.
-SMALL = 1 << 14
+# Large parameters are worked on in stretches of this many numbers, which stay in the cache between operations.
+STRETCH = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -25,8 +23,8 @@ class Stretch:
     buffers: list[Tensor]
     """Momentum buffers, shaped like the parameters; empty without momentum."""
     gradient: Float[Tensor, " n"]
-    rows: Float[Tensor, "k n"] | None
-    """The sketched eigenvectors' entries here; None where the sketch does not reach."""
+    rows: Sequence[Float[Tensor, " n"]]
+    """The sketched eigenvectors' entries here; none where the sketch does not reach."""
     settings: Mapping[str, Any]
     rate: float
     """√(lr / largest lr): the group's entry in D^½."""
@@ -37,19 +35,24 @@ class Stretch:
         decay = 0.0 if self.settings["decoupled_weight_decay"] else self.settings["weight_decay"]
         if decay != 0:
             gradient = gradient.add(flattened(self.params), alpha=decay)
-        return gradient if self.rows is None else gradient.to(self.rows.dtype)
+        is_precise = not self.rows or gradient.dtype == self.rows[0].dtype
+        return gradient if is_precise else gradient.to(self.rows[0].dtype)
 
     def add_update(self, target: Tensor, factor: float, base: float, weights: Sequence[Tensor]) -> None:
         """Add factor · d to a target, where d = base·g + V·weights."""
         target.add_(self.directed_gradient(), alpha=factor * base)
-        for row, weight in zip(self.rows if self.rows is not None else (), weights, strict=False):
-            target.addcmul_(row, weight, value=factor / self.rate)
+        self._add_corrections(target, factor, weights)
 
     def update(self, base: float, weights: Sequence[Tensor]) -> Float[Tensor, " n"]:
         """Return this stretch of d, as a new vector."""
-        update = torch.zeros_like(self.gradient if self.rows is None else self.rows[0])
-        self.add_update(update, 1.0, base, weights)
+        update = self.directed_gradient() * base
+        self._add_corrections(update, 1.0, weights)
         return update
+
+    def _add_corrections(self, target: Tensor, factor: float, weights: Sequence[Tensor]) -> None:
+        # Outside the sketch there are weights, but no rows.
+        for row, weight in zip(self.rows, weights, strict=False):
+            target.addcmul_(row, weight, value=factor / self.rate)
 
     def move(self, base: float, weights: Sequence[Tensor], clip: Tensor | None) -> None:
         """Apply decoupled weight decay, momentum and the learning rate."""
@@ -70,7 +73,7 @@ class Stretch:
 
     def _is_direct(self, targets: Sequence[Tensor]) -> bool:
         """Whether the update can be added term by term, without a vector of its own."""
-        is_precise = self.rows is None or self.rows.dtype == targets[0].dtype
+        is_precise = not self.rows or self.rows[0].dtype == targets[0].dtype
         return len(targets) == 1 and targets[0].ndim == 1 and is_precise
 
 
@@ -90,7 +93,7 @@ def correction_weights(stretches: Sequence[Stretch], gains: Sequence[float]) -> 
     """Return diag(gains) Vᵀ D^½ g, as scalars on the parameters' device."""
     totals: list[list[Tensor]] = [[] for _ in gains]
     for stretch in stretches:
-        if stretch.rows is not None:
+        if stretch.rows:
             gradient = stretch.directed_gradient()
             for row, parts in zip(stretch.rows, totals, strict=True):
                 product = torch.dot(row, gradient)
@@ -117,13 +120,13 @@ def stretches_of(
     places = {} if layout is None else layout.places
 
     def stretch(params: list[Tensor], gradient: Tensor, buffers: list[Tensor], start: int | None) -> Stretch:
-        rows = None
+        rows: Sequence[Tensor] = ()
         if layout is not None and start is not None:
-            rows = layout.rows[:, start : start + gradient.numel()]
+            rows = layout.rows.narrow(1, start, gradient.numel()).unbind()
         return Stretch(params, buffers, gradient, rows, group, rate)
 
     gradients_of = {p: p.grad for p in group["params"] if p.grad is not None}
-    for run in neighbours(gradients_of, places):
+    for run in neighbours(storage_order(gradients_of), places):
         gradients = [gradients_of[p] for p in run]
         buffers = [buffer_of(p) for p in run] if group["momentum"] != 0 else []
         start = places.get(run[0])

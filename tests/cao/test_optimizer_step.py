@@ -307,12 +307,14 @@ def test_an_update_within_the_limit_is_not_clipped_and_zero_stays_zero():
     assert step_with(optimizer, param, [0.0, 0.0]).tolist() == [0.0, 0.0]
 
 
-@pytest.mark.parametrize("stretch", [1, 2, 5])
+@pytest.mark.parametrize(("stretch", "small"), [(1, 100), (2, 100), (5, 100), (5, 2), (2, 1), (5, 0)])
 @pytest.mark.parametrize("missing", [None, 0, 1, 2])
-def test_steps_do_not_depend_on_how_parameters_are_cut_or_joined(monkeypatch, stretch, missing):
+def test_steps_do_not_depend_on_how_parameters_are_ordered_cut_or_joined(monkeypatch, stretch, small, missing):
     ends = []
-    for numbers in (stretch, 1 << 17):
-        monkeypatch.setattr("cao.update.STRETCH", numbers)
+    for longest, largest_small in ((stretch, small), (100, 100)):
+        monkeypatch.setattr("cao.update.STRETCH", longest)
+        monkeypatch.setattr("cao.update.SMALL", largest_small)
+        monkeypatch.setattr("cao.storage.SMALL", largest_small)
         problem = Quadratic(sizes=(1, 3, 2))
         groups = [{"params": problem.params[:2], "lr": 0.02}, {"params": problem.params[2:], "momentum": 0.5}]
         optimizer = CAO(groups, 0.01, rank=3, damping=0.5, weight_decay=0.1, max_update_norm=1.0)

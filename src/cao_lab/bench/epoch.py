@@ -23,8 +23,8 @@ def epoch_rows(sizes: Sizes) -> Rows:
     task = random_task(sizes.width, sizes.batch, sizes.parts)
     steps = step_ratios(task, RANKS, sizes.step_rounds)
     rows: Rows = []
-    for rank, rounds in zip(RANKS, (sizes.refresh_rounds, max(1, sizes.refresh_rounds // 2)), strict=True):
-        times = refresh_times(task, CURVATURES, rank, rounds)
+    for rank in RANKS:
+        times = refresh_times(task, CURVATURES, rank, sizes.refresh_rounds)
         rows += [epoch_row(steps[rank], times, kind, sizes, rank=rank) for kind in CURVATURES]
         if rank == 1:
             rows += [price_row(times, kind, sizes) for kind in CURVATURES]
@@ -65,7 +65,7 @@ def cao_step(task: Task, rank: int) -> Action:
     optimizer = optimizer_with_sketch(task.params, rank)
 
     def step() -> None:
-        loss = task.loss()
+        loss = task.training_loss()
         optimizer.zero_grad()
         optimizer.refresh_if_due(loss)
         loss.backward()

@@ -66,7 +66,7 @@ def train_cao(task: Task, curvature: Curvature, *, is_before_forward: bool) -> N
         optimizer.zero_grad()
         if is_before_forward:
             optimizer.refresh(task.source(curvature))
-        loss = task.loss()
+        loss = task.loss() if curvature == "hessian" else task.training_loss()
         if not is_before_forward:
             optimizer.refresh(loss if curvature == "hessian" else task.source(curvature))
         loss.backward()

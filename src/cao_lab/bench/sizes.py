@@ -40,7 +40,7 @@ class Sizes:
 
 FULL = Sizes(
     width=16, wide=64, batch=128, parts=4, step_width=64, small_tensors=1000,
-    step_rounds=20, refresh_rounds=5, optimizer_rounds=50, memory_rounds=3,
+    step_rounds=40, refresh_rounds=5, optimizer_rounds=50, memory_rounds=3,
     burn_in=100, training_steps=400, fresh_batches=3, race_rounds=3, solver_products=60,
     scaling_rounds=5, parameters=(10**5, 10**6, 10**7, 10**8), ranks=(1, 2, 4, 8, 16, 32), rank_parameters=10**6,
 )  # fmt: skip

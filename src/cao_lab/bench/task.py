@@ -12,6 +12,7 @@ from torch.nn.functional import cross_entropy
 from cao import CAO, Eigenpairs, GaussNewton, Hessian
 from cao.curvature import ParameterOperator
 from cao.linalg import orthonormalize, random_columns
+from cao_lab.runs.objective import channels_last
 from cao_lab.tasks.resnet import resnet18
 
 Curvature: TypeAlias = Literal["gauss-newton", "hessian", "parts"]
@@ -23,7 +24,10 @@ LR = 1e-3
 
 @dataclass(frozen=True)
 class Task:
-    """A model and one batch, and the curvature of its loss there in the forms that are compared."""
+    """A model and one batch, and the curvature of its loss there in the forms that are compared.
+
+    As in the laboratory's runs, training and Gauss-Newton products have the channels last, second derivatives do not.
+    """
 
     model: nn.Module
     inputs: Tensor
@@ -36,8 +40,12 @@ class Task:
         return list(self.model.parameters())
 
     def loss(self) -> Tensor:
-        """Run the model and return the mean loss."""
+        """Run the model and return the mean loss, for second derivatives."""
         return cross_entropy(self.model(self.inputs), self.targets)
+
+    def training_loss(self) -> Tensor:
+        """Run the model and return the mean loss, for a gradient."""
+        return cross_entropy(self.model(channels_last(self.inputs)), self.targets)
 
     def part_losses(self) -> Iterator[Tensor]:
         """Yield the mean loss of each part of the batch."""
@@ -47,7 +55,8 @@ class Task:
 
     def gauss_newton(self) -> GaussNewton:
         """Return the Gauss-Newton matrix of the batch."""
-        return GaussNewton(self.model, self.inputs, lambda outputs: cross_entropy(outputs, self.targets))
+        inputs, targets = channels_last(self.inputs), self.targets
+        return GaussNewton(self.model, inputs, lambda outputs: cross_entropy(outputs, targets))
 
     def source(self, curvature: Curvature) -> Tensor | Callable[[], Iterator[Tensor]] | ParameterOperator:
         """Return what `CAO.refresh` is given; the Hessian's is the loss of a forward pass made here."""
@@ -64,7 +73,7 @@ class Task:
     def gradient(self) -> None:
         """Compute the gradient, forward and backward, as a training step does."""
         self.model.zero_grad()
-        self.loss().backward()
+        self.training_loss().backward()
 
     def copy(self) -> "Task":
         """Return the same task with a model of its own."""

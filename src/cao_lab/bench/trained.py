@@ -6,7 +6,6 @@ from functools import lru_cache
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 from tqdm import tqdm
 
 from cao import Hessian, lanczos
@@ -49,8 +48,7 @@ def trained(sizes: Sizes) -> Trained:
         task = Task(model, *next(supply), sizes.parts)
         if step == sizes.burn_in:
             old_vector = top_vector(task, sizes.solver_products)
-        optimizer.zero_grad()
-        cross_entropy(model(task.inputs), task.targets).backward()
+        task.gradient()
         optimizer.step()
     fresh = tuple(next(supply) for _ in range(sizes.fresh_batches))
     return Trained(Task(model, *fresh[0], sizes.parts), fresh, old_vector, data)
