@@ -187,13 +187,37 @@ def stable_windows(epochs: DataFrame) -> DataFrame:
     tried["target"] = tried["task"].map({task: stable_loss(task) for task in tried["task"].unique()})
     tried["worked"] = (tried["train_loss"] < tried["target"]) & (tried["status"] == "finished")
     method = ["task", "optimizer", "rank", "momentum", "seed"]
-    trials = tried.groupby([*method, "rate"], dropna=False)["worked"].any().reset_index()
+    runs = tried.groupby([*method, "rate"], dropna=False)
+    trials = runs.agg(worked=("worked", "any"), run=("run", "first")).reset_index()
     rows = []
     for key, group in trials.groupby(method, dropna=False):
-        largest = group.loc[group["worked"], "rate"].max()
+        working = group[group["worked"]].sort_values("rate")
+        largest, run = (math.nan, None) if working.empty else working.iloc[-1][["rate", "run"]]
         failed = group.loc[~group["worked"] & ~(group["rate"] <= largest), "rate"].min()
-        rows.append((*key, largest, failed, len(group)))
-    return DataFrame(rows, columns=[*method, "largest_stable", "smallest_unstable", "trials"])
+        rows.append((*key, largest, failed, len(group), run))
+    return DataFrame(rows, columns=[*method, "largest_stable", "smallest_unstable", "trials", "run"])
+
+
+def predicted_windows(epochs: DataFrame, refreshes: DataFrame) -> DataFrame:
+    """Return the stable windows beside the largest rate that is stable on a quadratic of the logged eigenvalues.
+
+    Taken from the run at the largest rate that worked: `predicted_first` is the limit at the start of training,
+    `predicted_median` the median over the run, whose eigenvalues change.
+    """
+    watched = refreshes[refreshes["suite"] == "stable-range"]
+    limits = quadratic_limit(watched).groupby([watched["run"], watched["step"]]).min().groupby("run")
+    found = DataFrame({"predicted_first": limits.first(), "predicted_median": limits.median()})
+    return stable_windows(epochs).join(found, on="run")
+
+
+def quadratic_limit(eigenvalues: DataFrame) -> Series:
+    """Return the α/η below which a step contracts along each eigenvector; infinite for λ ≤ 0, where none does.
+
+    Outside the sketch the step is (α/η)·λ, and less than 2 gives 2/λ; inside it is αλ/(λ + η), which gives 2/λ + 2/η.
+    """
+    is_captured = eigenvalues["is_captured"].astype(str).str.lower() == "true"
+    outside = 2 / eigenvalues["eigenvalue"].where(eigenvalues["eigenvalue"] > 0, 0.0)
+    return outside + (2 / eigenvalues["damping"]).where(is_captured, 0.0)
 
 
 def sensitivity(epochs: DataFrame, threshold: float) -> DataFrame:

@@ -160,7 +160,7 @@ def draw_eigenvalues(axes: Axes, rows: DataFrame) -> None:
 
 @styled
 def stable_window_figure(windows: DataFrame) -> Figure:
-    """Draw, for each task and method, the largest effective rate that works and the next that fails."""
+    """Draw, for each task and method, the largest effective rate that works, the next that fails, and the predicted."""
     tasks = sorted(windows["task"].unique())
     figure = Figure(figsize=(6.4, 1.2 + 0.32 * windows.groupby("task").size().max()), layout="constrained")
     for axes, task in zip(figure.subplots(1, len(tasks), squeeze=False).flat, tasks, strict=True):
@@ -172,6 +172,8 @@ def stable_window_figure(windows: DataFrame) -> Figure:
             axes.plot([low, high], [place, place], color="#c2185b", linewidth=1.2)
         axes.plot(rows["largest_stable"], places, "o", color="#c2185b", label="largest that works")
         axes.plot(rows["smallest_unstable"], places, "x", color="#555555", label="next that fails")
+        axes.plot(rows["predicted_first"], places, "<", color="#1565c0", mfc="none", label="predicted at the start")
+        axes.plot(rows["predicted_median"], places, "D", color="#1565c0", mfc="none", label="predicted over the run")
         axes.set(xscale="log", xlabel="effective rate α/η", title=task)
         axes.set_yticks(range(len(distinct)), distinct)
         axes.invert_yaxis()

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from pandas import DataFrame
 
 from cao_lab.protocol import EARLY_SHARE, PAPER_TASK, PROBING_SUITES
-from cao_lab.reporting.analysis import stable_windows
+from cao_lab.reporting.analysis import predicted_windows
 from cao_lab.reporting.claims import audit
 from cao_lab.reporting.figures import (
     STYLE,
@@ -81,7 +81,7 @@ def figure_jobs(logs: Logs, found: list[Setting]) -> Iterator[FigureJob]:
             is_papers = one.suite == "paper" and (one.task, kind) in PAPER_FIGURES
             name = PAPER_FIGURES[one.task, kind] if is_papers else f"{one.task}/{kind}"
             yield FigureJob(f"{one.suite}/{name}", draw)
-    windows = stable_windows(logs.epochs)
+    windows = predicted_windows(logs.epochs, logs.refreshes)
     if len(windows):
         yield FigureJob("stable-range/stable-rates", partial(stable_window_figure, windows))
 

@@ -12,9 +12,9 @@ from cao_lab.reporting.analysis import (
     cost_ratios,
     final_results,
     mean_and_std,
+    predicted_windows,
     run_costs,
     sensitivity,
-    stable_windows,
     time_to_threshold,
 )
 from cao_lab.reporting.logreader import NAMES, Logs
@@ -183,21 +183,28 @@ def sensitivity_table(logs: Logs, found: list[Setting]) -> Table:
 
 def stable_table(logs: Logs, found: list[Setting]) -> Table:
     """Return the largest effective rate at which each method still trains."""
-    numbers = stable_windows(logs.epochs)
+    numbers = predicted_windows(logs.epochs, logs.refreshes)
+    columns = {
+        "Largest rate that works": "largest_stable",
+        "Next rate that fails": "smallest_unstable",
+        "Predicted at the start": "predicted_first",
+        "Predicted over the run": "predicted_median",
+    }
     cells = [
         {
             "Task": row["task"],
             "Method": method_name(row),
             "Seed": str(row["seed"]),
-            "Largest rate that works": "none" if math.isnan(row["largest_stable"]) else f"{row['largest_stable']:.3g}",
-            "Next rate that fails": "none"
-            if math.isnan(row["smallest_unstable"])
-            else f"{row['smallest_unstable']:.3g}",
+            **{name: "none" if math.isnan(row[key]) else f"{row[key]:.3g}" for name, key in columns.items()},
             "Rates tried": str(row["trials"]),
         }
         for _, row in numbers.iterrows()
     ]
-    return Table("stable-range", "Stable effective learning rates α/η, by bisection.", DataFrame(cells), numbers)
+    caption = (
+        "Stable effective learning rates α/η, by bisection, beside the largest that is stable on a quadratic with the "
+        "eigenvalues logged at the largest rate that works."
+    )
+    return Table("stable-range", caption, DataFrame(cells), numbers)
 
 
 def method_name(row: Series) -> str:

@@ -2,6 +2,7 @@
 
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from scipy import stats
 from synthetic_logs import ADAM, CAO, SGD, Run, suite_of_runs, write_suite
 
 from cao_lab.reporting import analysis
-from cao_lab.reporting.logreader import load_runs
+from cao_lab.reporting.logreader import load_logs, load_runs
 
 
 def table(folder: Path, *runs: Run) -> DataFrame:
@@ -141,6 +142,21 @@ def test_a_stable_window_ends_between_the_last_that_works_and_the_next_that_fail
     ]
     found = analysis.stable_windows(table(tmp_path, *runs)).iloc[0]
     assert (found["largest_stable"], found["smallest_unstable"], found["trials"]) == (0.4, 0.6, 4)
+
+
+def test_the_predicted_rate_is_where_a_quadratic_turns_unstable(tmp_path: Path) -> None:
+    def limit(eigenvalues: list[float], config: dict[str, Any]) -> tuple[float, float]:
+        run = Run([4.0, 1.0], "one", 0, config, "stable-range", "digits-mlp", eigenvalues=eigenvalues)
+        folder = tmp_path / f"{len(list(tmp_path.iterdir()))}"
+        logs = load_logs(write_suite(folder, [run]))
+        found = analysis.predicted_windows(logs.epochs, logs.refreshes).iloc[0]
+        return found["predicted_first"], found["predicted_median"]
+
+    # λ = 8 has the limit 2/8; captured at η = 0.1 it has 2/8 + 2/0.1; negative ones have none.
+    assert limit([8.0, 4.0], SGD | {"momentum": 0.0}) == pytest.approx((0.25, 0.25))
+    assert limit([8.0, 4.0], CAO) == pytest.approx((0.5, 0.5))
+    assert limit([8.0, 0.05], CAO) == pytest.approx((20.25, 20.25))
+    assert limit([-8.0, -4.0], CAO)[0] == math.inf
 
 
 def test_a_band_ends_with_its_shortest_run(tmp_path: Path) -> None:

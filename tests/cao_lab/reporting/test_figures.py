@@ -11,7 +11,7 @@ from pandas import DataFrame
 from synthetic_logs import ADAM, CAO, SGD, Run, suite_of_runs, write_suite
 
 from cao_lab.reporting import figures
-from cao_lab.reporting.analysis import stable_windows
+from cao_lab.reporting.analysis import predicted_windows
 from cao_lab.reporting.logreader import Logs, load_logs
 from cao_lab.reporting.verdicts import settings
 
@@ -93,16 +93,19 @@ def test_adam_has_no_edge(tmp_path: Path) -> None:
     assert len(axes_of(figures.eigenvalue_figure(refreshes)).lines) == 1
 
 
-def test_stable_windows_show_both_ends(tmp_path: Path) -> None:
+def test_stable_windows_show_both_ends_and_the_predictions(tmp_path: Path) -> None:
     runs = [
         Run(
-            [4.0, 1.0 if rate < 0.5 else 3.0], f"{label}-{rate}", 0, config | {"lr": rate}, "stable-range", "digits-mlp"
+            [4.0, 1.0 if rate < 0.5 else 3.0], f"{label}-{rate}", 0, config | {"lr": rate}, "stable-range",
+            "digits-mlp", eigenvalues=[8.0, 4.0],
         )
         for rate in (0.1, 0.4, 0.8)
         for label, config in (("sgd", SGD), ("cao", CAO | {"damping": 1.0}))
-    ]
-    axes = axes_of(figures.stable_window_figure(stable_windows(logs_of(tmp_path, *runs).epochs)))
-    assert [line.get_xdata().tolist() for line in axes.lines[-2:]] == [[0.4, 0.4], [0.8, 0.8]]
+    ]  # fmt: skip
+    logs = logs_of(tmp_path, *runs)
+    axes = axes_of(figures.stable_window_figure(predicted_windows(logs.epochs, logs.refreshes)))
+    drawn = [line.get_xdata().tolist() for line in axes.lines[-4:]]
+    assert drawn == [[0.4, 0.4], [0.8, 0.8], [0.5, 0.25], [0.5, 0.25]]
     assert [label.get_text() for label in axes.get_yticklabels()] == ["CAO k=1", "SGD, momentum 0.9"]
 
 
