@@ -1,4 +1,6 @@
 import re
+import shlex
+from functools import wraps
 from pathlib import Path
 
 import pytest
@@ -8,6 +10,12 @@ from cao_lab import cli
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 COMMANDS = re.findall(r"^    (cao (\w+).*?)(?:  +#.*)?$", (ROOT / "README.md").read_text(), re.MULTILINE)
+SHOWN = [
+    line
+    for page in PAGES
+    for shown in re.findall(r"^    (cao .*)$", page.read_text(), re.MULTILINE)
+    for line in shown.split("&&")
+]
 TREE = (ROOT / "README.md").read_text().split("## The tree")[1]
 
 
@@ -15,6 +23,17 @@ TREE = (ROOT / "README.md").read_text().split("## The tree")[1]
 def test_every_link_leads_somewhere(page):
     targets = re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text())
     assert [target for target in targets if not (page.parent / target).exists()] == []
+
+
+@pytest.mark.parametrize("line", SHOWN)
+def test_every_command_that_is_shown_is_understood(line, monkeypatch):
+    called = []
+    for name, command in cli.COMMANDS.items():
+        monkeypatch.setitem(cli.COMMANDS, name, wraps(command)(lambda *_, name=name, **__: called.append(name)))
+    arguments = shlex.split(line, comments=True)[1:]
+    with pytest.raises(SystemExit) as exit_:
+        cli.main(arguments)
+    assert (exit_.value.code, called) == (None, arguments[:1])
 
 
 @pytest.mark.parametrize("name", sorted({name for _, name in COMMANDS}))

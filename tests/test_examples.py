@@ -32,6 +32,12 @@ def test_the_curvature_of_a_model_is_printed_with_its_residuals(tmp_path):
     assert min(values) > 0
 
 
+def test_the_edge_of_stability_is_drawn_and_told(tmp_path):
+    lines = run_example("sharpness", "--epochs", "5", folder=tmp_path).splitlines()
+    assert [line.split(":")[0] for line in lines[:3]] == ["SGD", "Adam", "CAO"]
+    assert (tmp_path / "out/sharpness.png").read_bytes().startswith(b"\x89PNG")
+
+
 @pytest.mark.parametrize("name", [path.stem for path in sorted((ROOT / "examples").glob("*.py"))])
 def test_every_example_says_how_to_run_it(name):
     assert f"python examples/{name}.py" in (ROOT / "examples" / f"{name}.py").read_text()

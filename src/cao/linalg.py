@@ -65,7 +65,7 @@ def subspace_iteration(
     width = start.shape[1]
     is_measured = [tolerance is not None or which == "algebraic"] * iterations + [True]
     basis = orthonormalize(start if overwrite_start else column_major(start), is_rough=not is_measured[0])
-    # Two n × k blocks are alive at any time, never three: no name may hold on to an old one.
+    # Two n × k blocks are alive at any time (but for the shift): no name may hold on to an old one.
     del start
     shift = 0.0
     for iteration in range(iterations + 1):

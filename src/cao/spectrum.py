@@ -57,7 +57,7 @@ def top_eigenpairs(
     which. Memory holds at most max(40, 3k) columns besides the result. Copies of a multiple eigenvalue may be missed.
     """
     space = space_of(operator, size)
-    checked_count(k, space)
+    checked_count(k, space, max_products)
     return restarted_lanczos(
         operator,
         probe_columns(space, 1, generator_of(space, seed)),
@@ -83,11 +83,12 @@ def extreme_eigenpairs(
     Each of the two results carries the number of products that both together cost.
     """
     space = space_of(operator, size)
-    checked_count(k, space)
+    count = min(2 * k, space.size)
+    checked_count(k, space, max_products, needed=count)
     pairs = restarted_lanczos(
         operator,
         probe_columns(space, 1, generator_of(space, seed)),
-        min(2 * k, space.size),
+        count,
         order=order_from_both_ends,
         bound=lambda values: tolerance * values.abs().max().expand_as(values),
         max_products=max_products or max(100, 20 * k),
@@ -228,7 +229,9 @@ def probe_columns(space: Space, columns: int, generator: torch.Generator) -> Flo
     return random_columns(space.size, columns, generator, space.dtype)
 
 
-def checked_count(k: int, space: Space) -> None:
-    """Refuse a number of eigenpairs that the operator does not have."""
+def checked_count(k: int, space: Space, max_products: int | None, needed: int | None = None) -> None:
+    """Refuse a number of eigenpairs that the operator does not have, or that so few products cannot give."""
     if not 1 <= k <= space.size:
         raise ValueError(f"k must be from 1 to the operator's {space.size} rows, got {k}")
+    if max_products is not None and max_products < (needed or k):
+        raise ValueError(f"max_products must be at least {needed or k} for k = {k}, got {max_products}")

@@ -45,11 +45,11 @@ class RunConfig:
     precision: Literal["fp32", "bf16", "fp64"] = "fp32"
     """Single precision, bfloat16 by autocast, or double precision."""
     curvature: Literal["hessian", "gauss-newton"] = "hessian"
-    """Which matrix is sketched and watched."""
+    """Which matrix is sketched and watched; Gauss-Newton is taken in single precision where training is in bf16."""
     curvature_samples: int | None = None
     """Samples it is taken over; None takes the training batch itself."""
     curvature_part: int = 128
-    """Samples of one part, where curvature-samples has to be taken in parts."""
+    """Samples of one part at most, where curvature-samples has to be taken in parts."""
     monitor_curvature: int = 0
     """Log this many eigenvalues at the start of every epoch, whatever the optimizer."""
     suite: str = "runs"
@@ -68,6 +68,11 @@ class RunConfig:
             raise ConfigError("lbfgs needs the whole training set in a step: add --batch-size None")
         if not self.suite or Path(self.suite).is_absolute() or ".." in Path(self.suite).parts:
             raise ConfigError(f"suite must be a folder name, got {self.suite!r}")
+
+    @property
+    def is_curvature_of_the_graph(self) -> bool:
+        """Whether the curvature is made from the graph of the training loss, and not from passes of its own."""
+        return self.curvature == "hessian" and self.curvature_samples is None
 
     @property
     def task(self) -> str:

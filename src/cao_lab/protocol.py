@@ -151,6 +151,13 @@ def relatives(runs: DataFrame, cao: Series) -> dict[str, str | None]:
     return found
 
 
+def final_train_losses(epochs: DataFrame) -> Series:
+    """Return the last train loss of each run; infinite if it diverged, failed or ended in NaN, however low before."""
+    last = epochs.drop_duplicates("run", keep="last").set_index("run")
+    is_sound = ~last["status"].isin(["diverged", "failed"]) & np.isfinite(last["train_loss"])
+    return last["train_loss"].where(is_sound, np.inf)
+
+
 def representative(runs: DataFrame) -> str | None:
     """Return the label that speaks for several: most seeds, then the lowest mean of final train losses."""
     losses: dict[str, list[float]] = {}

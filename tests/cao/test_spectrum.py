@@ -278,3 +278,10 @@ def test_an_operator_without_parameters_needs_its_size() -> None:
 def test_impossible_numbers_of_eigenpairs_are_refused(k: int) -> None:
     with pytest.raises(ValueError, match=f"k must be from 1 to the operator's 10 rows, got {k}"):
         extreme_eigenpairs(torch.eye(10), k)
+
+
+def test_too_few_products_for_the_eigenpairs_are_refused() -> None:
+    with pytest.raises(ValueError, match="max_products must be at least 5 for k = 5, got 3"):
+        top_eigenpairs(torch.eye(10), 5, max_products=3)
+    with pytest.raises(ValueError, match="max_products must be at least 4 for k = 2, got 3"):
+        extreme_eigenpairs(torch.eye(10), 2, max_products=3)

@@ -8,6 +8,7 @@ from synthetic_logs import ADAM, CAO, SGD, Run, suite_of_runs, write_suite
 
 from cao_lab.protocol import declared_thresholds, distance_thresholds, parts, stable_loss
 from cao_lab.reporting.logreader import load_logs
+from cao_lab.reporting.verdicts import settings
 
 
 @pytest.mark.parametrize(
@@ -65,3 +66,12 @@ def test_where_rates_are_tuned_the_label_with_most_seeds_speaks(tmp_path: Path) 
     tuned += [Run([3.0], "cao", 0, CAO)]
     found = parts(load_logs(write_suite(tmp_path, tuned)).runs, "mini-tuned")
     assert found["sgd"] == found["matched"] == "sgd-lr0.1"
+
+
+@pytest.mark.parametrize("last", [math.nan, math.inf, 0.01])
+def test_a_run_that_diverged_is_never_the_best_however_low_it_was(tmp_path: Path, last: float) -> None:
+    diverged = Run([1.0, 0.1, last], "adam-lr0.1", 0, ADAM | {"lr": 0.1}, "ill-conditioned", status="diverged")
+    sound = Run([1.0, 0.5, 0.4], "adam-lr1", 0, ADAM | {"lr": 1.0}, "ill-conditioned")
+    logs = load_logs(write_suite(tmp_path, [diverged, sound]))
+    assert parts(logs.runs, "ill-conditioned")["adam"] == "adam-lr1"
+    assert settings(logs)[0].best["label"].unique().tolist() == ["adam-lr1"]

@@ -1,15 +1,14 @@
 """The process in which one memory figure is taken: run a few training steps and write the peak, in bytes."""
 
 import json
-import resource
 import sys
-from pathlib import Path
 from typing import Literal, TypeAlias
 
 import torch
 
 from cao import CAO
 from cao_lab.bench.task import LR, Curvature, Task, device, random_task
+from cao_lab.runs.meter import peak_resident_bytes
 
 MemoryCase: TypeAlias = Literal["bare", "sgd", "gauss-newton", "parts", "hessian", "gauss-newton-after-forward"]
 
@@ -20,7 +19,7 @@ STEPS = 2
 def peak_after(case: MemoryCase, width: int, batch: int, parts: int) -> int:
     """Train for two steps, with a refresh in each unless it is SGD, and return the peak memory in bytes.
 
-    Before that, each process goes through every kind of step in miniature, so that all have loaded the same code.
+    Before that, each process goes through the three kinds of step in miniature, so that all have loaded the same code.
     """
     rehearse()
     if device().type == "cuda":
@@ -31,7 +30,7 @@ def peak_after(case: MemoryCase, width: int, batch: int, parts: int) -> int:
 
 
 def rehearse() -> None:
-    """Run every case at a size that takes no memory to speak of."""
+    """Run a plain step, forward mode and second derivatives at a size that takes no memory to speak of."""
     cases: tuple[MemoryCase, ...] = ("sgd", "gauss-newton", "hessian")
     for case in cases:
         train(case, random_task(width=1, batch=2, parts=1, side=8))
@@ -78,13 +77,7 @@ def peak_memory_bytes() -> int:
     """Return the peak of the GPU's allocator, or of this process's resident set."""
     if device().type == "cuda":
         return torch.cuda.max_memory_allocated()
-    status = Path("/proc/self/status")
-    if not status.exists():
-        unit = 1 if sys.platform == "darwin" else 1024
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-    # Unlike getrusage's figure, this one does not start from the peak of the parent process.
-    line = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM:"))
-    return int(line.split()[1]) * 1024
+    return peak_resident_bytes()
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ class Diagonal:
 
 
 def scaling_rows(sizes: Sizes) -> Rows:
-    """Fit the growth of refresh and step in n, at the smallest and the largest rank, and in k."""
+    """Fit the growth of refresh and step in n, at rank 1 and at rank 8, and in k."""
     low, high = 1, min(8, max(sizes.ranks))
     return [
         *growth_rows("n", {n: (n, low) for n in sizes.parameters}, sizes, f"k = {low}", f"_k{low}"),

@@ -31,7 +31,7 @@ class Sizes:
     """Products after which an eigensolver that has not converged gives up."""
     scaling_rounds: int
     parameters: tuple[int, ...]
-    """Numbers of parameters for the growth with n at rank 1; the last is left out at the largest rank."""
+    """Numbers of parameters for the growth with n at rank 1; the last is left out at rank 8."""
     ranks: tuple[int, ...]
     """Ranks for the growth with k."""
     rank_parameters: int

@@ -12,7 +12,7 @@ from cao import Hessian, lanczos
 from cao.linalg import random_columns
 from cao_lab.bench.sizes import Sizes
 from cao_lab.bench.task import Task, device, seeded_resnet
-from cao_lab.tasks.data import Batch, DataError, Dataset, batches, load
+from cao_lab.tasks.data import Batch, DataError, Dataset, batches, load, prepare
 
 LR, MOMENTUM = 0.01, 0.9
 """The laboratory's SGD."""
@@ -40,6 +40,7 @@ class Trained:
 def trained(sizes: Sizes) -> Trained:
     """Train with SGD, take the top eigenvector of the Hessian on the way, and stop some hundred steps later."""
     data, dataset = images()
+    dataset, fresh = without_the_last(dataset, sizes.fresh_batches, sizes.batch)
     model = seeded_resnet(sizes.width, dataset.classes or 10).to(device())
     optimizer = torch.optim.SGD(model.parameters(), LR, MOMENTUM)
     supply = endless_batches(dataset, sizes.batch)
@@ -50,7 +51,6 @@ def trained(sizes: Sizes) -> Trained:
             old_vector = top_vector(task, sizes.solver_products)
         task.gradient()
         optimizer.step()
-    fresh = tuple(next(supply) for _ in range(sizes.fresh_batches))
     return Trained(Task(model, *fresh[0], sizes.parts), fresh, old_vector, data)
 
 
@@ -86,6 +86,15 @@ def gaussian_mixture(samples: int, classes: int = 10) -> Dataset:
     pixels = (128 + 20 * means[labels] + 50 * noise).clamp(0, 255).byte()
     centre, deviation = torch.full((3,), 128.0), torch.full((3,), 52.0)
     return Dataset(pixels, labels, pixels[:classes], labels[:classes], classes, centre, deviation, augment=True)
+
+
+def without_the_last(dataset: Dataset, count: int, size: int) -> tuple[Dataset, tuple[Batch, ...]]:
+    """Hold the last training samples back, and return the rest and these as batches."""
+    kept = len(dataset.train_inputs) - count * size
+    inputs = prepare(dataset, dataset.train_inputs[kept:]).to(device()).split(size)
+    targets = dataset.train_targets[kept:].to(device()).split(size)
+    rest = replace(dataset, train_inputs=dataset.train_inputs[:kept], train_targets=dataset.train_targets[:kept])
+    return rest, tuple(zip(inputs, targets, strict=True))
 
 
 def endless_batches(dataset: Dataset, batch_size: int) -> Iterator[Batch]:

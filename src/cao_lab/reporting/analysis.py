@@ -85,16 +85,31 @@ def first_epoch_below(epochs: DataFrame, threshold: float, prices: dict[str, flo
     taken of these, because at ten epochs one whole epoch is as large as the margin of ten per cent.
     """
     ended = epochs[epochs["has_ended"]].assign(gradient_cost=lambda table: gradient_cost(table, prices))
+    ended = with_losses_at_their_time(ended)
     before = ended.groupby("run")[["epoch", "train_loss", "seconds"]].shift()
     excess = (threshold - ended["train_loss"]) / (before["train_loss"] - ended["train_loss"])
     # Before the first epoch there is no point to draw the line from, nor after a loss that was not finite.
     excess = excess.where(np.isfinite(before["train_loss"]), 0.0)
     for unit in ("epoch", "seconds"):
         ended[f"crossing_{unit}"] = ended[unit] - excess * (ended[unit] - before[unit]).fillna(0.0)
+    # An epoch of L-BFGS is several iterations; its epochs compare with nobody's.
+    ended["crossing_epoch"] = ended["crossing_epoch"].where(ended["optimizer"] != "lbfgs")
     units = ["epoch", "seconds", "gradient_cost", "crossing_epoch", "crossing_seconds"]
     hits = ended[ended["train_loss"] <= threshold].drop_duplicates("run").set_index("run")[units]
     runs = ended.drop_duplicates("run")[["run", *RUN_KEY, "budget"]]
     return runs.join(hits, on="run").reset_index(drop=True)
+
+
+def with_losses_at_their_time(epochs: DataFrame) -> DataFrame:
+    """Return the epochs with the costs at which their train losses were seen.
+
+    A full batch shows its loss before the epoch's only step: after the epochs before it, and one more gradient.
+    """
+    is_full_batch = epochs["steps_per_epoch"] == 1
+    units = ["epoch", "seconds", "gradient_cost"]
+    seen = epochs.groupby("run")[units].shift(fill_value=0.0)
+    seen["gradient_cost"] += 1
+    return epochs.assign(**{unit: epochs[unit].where(~is_full_batch, seen[unit]) for unit in units})
 
 
 def by_seed(rows: DataFrame, column: str) -> Series:
@@ -136,15 +151,15 @@ def mean_and_std(runs: DataFrame, column: str) -> DataFrame:
 
 
 def run_costs(epochs: DataFrame) -> DataFrame:
-    """Return one row an ended run: median seconds an epoch, and peak memory with its source.
+    """Return one row an ended run: mean seconds an epoch, and peak memory with its source.
 
-    The median, because a first epoch pays for warm-up and a shared machine has interruptions.
+    The mean, because not every epoch has a refresh, and a median would leave out what it costs.
     """
     ended = epochs[epochs["has_ended"]]
     by_run = ended.groupby("run")
     costs = DataFrame(
         {
-            "seconds_per_epoch": by_run["train_seconds"].median(),
+            "seconds_per_epoch": by_run["train_seconds"].mean(),
             "peak_memory_mib": by_run["peak_memory_mib"].max(),
             "peak_memory_source": by_run["peak_memory_source"].last(),
         }

@@ -90,7 +90,7 @@ def threshold_range(setting: Setting) -> Finding:
     if setting.thresholds is None:
         return untested("a declared threshold")
     found = {level: compare(setting, "adam", "matched", level) for level in setting.thresholds.sweep}
-    told = {level: one for level, one in found.items() if "was reached" not in one.evidence}
+    told = {level: one for level, one in found.items() if one.can_tell}
     levels = {verdict: [f"{level:g}" for level, one in told.items() if one.verdict is verdict] for verdict in Verdict}
     each = "; ".join(f"{verdict} at {', '.join(some)}" for verdict, some in levels.items() if some)
     verdict = all_of(one.verdict for one in told.values()) if told else Verdict.UNDECIDED
@@ -166,7 +166,7 @@ def curvature_off(setting: Setting) -> Finding:
 
 
 def time_overhead(setting: Setting) -> Finding:
-    """Holds if the interval of CAO's (k = 1) median seconds an epoch over SGD's lies at or below 1.18 × 1.1; does
+    """Holds if the interval of CAO's (k = 1) mean seconds an epoch over SGD's lies at or below 1.18 × 1.1; does
     not hold if it lies wholly above; undecided otherwise.
     """
     return overhead(setting, "seconds_per_epoch", 1.18)

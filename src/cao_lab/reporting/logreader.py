@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 from pandas import DataFrame
 
-from cao_lab.protocol import PROBING_SUITES
+from cao_lab.protocol import PROBING_SUITES, final_train_losses
 
 FORMAT = 1
 RUN_KEY = ["suite", "task", "label", "seed"]
@@ -33,7 +33,7 @@ NUMBERS = ["seed", "base_lr", "momentum", "rank", "damping", "refresh_every", "b
 
 BESIDE = [
     *RUN_KEY, "name", "status", "has_ended", "budget", "optimizer", "base_lr", "momentum", "rank", "damping",
-    "refresh_every", "scaling", "sketch", "curvature",
+    "refresh_every", "scaling", "sketch", "curvature", "steps_per_epoch",
 ]  # fmt: skip
 TEXTS = ("peak_memory_source", "is_captured")
 NAMES = {
@@ -182,10 +182,9 @@ def stacked(tables: list[list[list[str]]], columns: list[str], runs: DataFrame) 
 
 
 def with_progress(runs: DataFrame, epochs: DataFrame) -> DataFrame:
-    """Add how far each run came: epochs completed and its last finite train loss."""
-    finite = epochs[epochs["train_loss"].abs() < float("inf")]
+    """Add how far each run came: epochs completed and its final train loss."""
     completed = epochs.groupby("run")["epoch"].max().reindex(runs.index, fill_value=0)
-    return runs.assign(epochs_completed=completed, final_train_loss=finite.groupby("run")["train_loss"].last())
+    return runs.assign(epochs_completed=completed, final_train_loss=final_train_losses(epochs))
 
 
 def unfinished(runs: DataFrame) -> Iterator[str]:

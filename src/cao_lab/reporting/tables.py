@@ -154,7 +154,7 @@ def cost_table(logs: Logs, found: list[Setting]) -> Table:
         | {"Memory of": str(row["peak_memory_source"])}
         for _, row in numbers.iterrows()
     ]
-    caption = "Median seconds an epoch and peak memory, and their per-seed ratios to SGD with a 95 % t-interval."
+    caption = "Mean seconds an epoch and peak memory, and their per-seed ratios to SGD with a 95 % t-interval."
     return Table("cost", caption, DataFrame(cells), numbers)
 
 

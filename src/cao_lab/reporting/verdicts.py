@@ -14,6 +14,7 @@ from cao_lab.protocol import (
     SUITE_ORDER,
     TUNED_SUITES,
     Thresholds,
+    final_train_losses,
     parts,
     representative,
     thresholds_of,
@@ -40,6 +41,8 @@ class Finding:
 
     verdict: Verdict
     evidence: str
+    can_tell: bool = True
+    """Whether the runs could have decided at all; if not, a claim of many parts leaves this one out."""
 
 
 @dataclass(frozen=True)
@@ -73,8 +76,9 @@ class Setting:
         """The epochs of each method at its best rate, all of them where no rates were searched."""
         if self.suite not in PROBING_SUITES:
             return self.epochs
-        ends = self.epochs.drop_duplicates("run", keep="last").rename(columns={"train_loss": "final_train_loss"})
-        kinds = ends.groupby(["optimizer", "rank", "momentum"], dropna=False)
+        runs = self.epochs.drop_duplicates("run").set_index("run")
+        runs = runs.assign(final_train_loss=final_train_losses(self.epochs))
+        kinds = runs.groupby(["optimizer", "rank", "momentum"], dropna=False)
         return self.epochs[self.epochs["label"].isin([representative(runs) for _, runs in kinds])]
 
     @cached_property
@@ -174,10 +178,12 @@ def compare(setting: Setting, slow: str, control: str, threshold: float) -> Find
     if "cao" not in setting.labels or slow not in setting.labels:
         return untested(f"CAO and {slow}")
     if not can_tell(setting, ("cao", slow, control), threshold):
-        return Finding(Verdict.UNDECIDED, f"Train loss {threshold:g} was reached in a first epoch: too soon to tell")
+        evidence = f"Train loss {threshold:g} was reached in a first epoch: too soon to tell"
+        return Finding(Verdict.UNDECIDED, evidence, can_tell=False)
     gain, note = sooner(setting, slow, "cao", threshold)
     if gain.count == 0:
-        return Finding(Verdict.UNDECIDED, f"Train loss {threshold:g} was reached by neither on any common seed")
+        evidence = f"Train loss {threshold:g} was reached by neither on any common seed"
+        return Finding(Verdict.UNDECIDED, evidence, can_tell=False)
     evidence = f"To train loss {threshold:g}, {setting.name(slow)} needs {said(gain)} CAO's epochs{note}"
     if control not in setting.labels:
         verdict = Verdict.UNDECIDED if direction(gain) is Verdict.HOLDS else direction(gain)

@@ -1,9 +1,11 @@
 """Seconds and peak memory of training alone: what is done for the log's sake is left out."""
 
 import resource
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 
@@ -52,7 +54,7 @@ class Meter:
         """Peak of the CUDA allocator during training, or of the whole process's resident set."""
         if self.device.type == "cuda":
             return self._peak / MIB
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        return peak_resident_bytes() / MIB
 
     @property
     def peak_memory_source(self) -> str:
@@ -62,3 +64,14 @@ class Meter:
     def _wait_for_device(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
+
+
+def peak_resident_bytes() -> int:
+    """Return the peak of this process's resident set."""
+    status = Path("/proc/self/status")
+    if not status.exists():
+        unit = 1 if sys.platform == "darwin" else 1024
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    # Unlike getrusage's figure, this one does not start from the peak of the parent process.
+    line = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM:"))
+    return int(line.split()[1]) * 1024

@@ -1,5 +1,6 @@
 """What an optimizer minimises: the loss of a batch as a function of the parameters, and its curvature."""
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -84,7 +85,7 @@ class Objective:
     @property
     def is_curvature_of_the_graph(self) -> bool:
         """Whether the curvature is made from the graph of the training loss, and not from passes of its own."""
-        return self.problem.config.curvature == "hessian" and self.problem.config.curvature_samples is None
+        return self.problem.config.is_curvature_of_the_graph
 
     def curvature(self, loss: Tensor | None) -> ParameterOperator:
         """Return the matrix that the run's config names, of this loss or of a larger sample taken in parts."""
@@ -105,7 +106,7 @@ class Objective:
         batch = curvature_batch(problem.dataset, config.curvature_samples, seed=config.seed, step=self.step)
         inputs, targets = problem.cast(batch)
         # Parts of equal size, so that the mean over parts is the mean over samples.
-        parts = max(1, config.curvature_samples // config.curvature_part)
+        parts = math.ceil(config.curvature_samples / config.curvature_part)
         size = config.curvature_samples // parts
         yield from zip(inputs[: parts * size].split(size), targets[: parts * size].split(size), strict=True)
 

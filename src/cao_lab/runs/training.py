@@ -10,6 +10,7 @@ from torch import Tensor
 
 from cao import CAO, Eigenpairs
 from cao_lab.config import RunConfig
+from cao_lab.optimizer_config import AdaHessianConfig
 from cao_lab.runs import sharpness
 from cao_lab.runs.meter import Meter
 from cao_lab.runs.objective import Objective, Problem, channels_last
@@ -105,7 +106,7 @@ class Training:
         progress = self.progress
         self._set_rate()
         monitor = self._monitor if self._is_monitoring_due() else None
-        inputs = inputs if self._is_refresh_due() else channels_last(inputs)
+        inputs = inputs if self._is_differentiated_twice() else channels_last(inputs)
         objective = Objective(self.problem, inputs, targets, progress.step, monitor)
         self.method.step(objective, self._note_refresh)
         progress.batch += 1
@@ -131,8 +132,11 @@ class Training:
         # CAO logs its spectrum at its own refreshes; between them it is watched like any other.
         return self.config.monitor_curvature > 0 and self.progress.batch == 0
 
-    def _is_refresh_due(self) -> bool:
-        return isinstance(self.method.optimizer, CAO) and self.method.optimizer.is_refresh_due
+    def _is_differentiated_twice(self) -> bool:
+        optimizer = self.method.optimizer
+        if isinstance(optimizer, CAO):
+            return self.config.is_curvature_of_the_graph and optimizer.is_refresh_due
+        return isinstance(self.config.optimizer, AdaHessianConfig)
 
     def _monitor(self, objective: Objective, loss: Tensor) -> None:
         optimizer = self.method.optimizer

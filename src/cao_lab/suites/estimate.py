@@ -17,7 +17,7 @@ from cao_lab.runs.sharpness import EXTRA_PRODUCTS
 from cao_lab.runs.stopping import StopRequest
 from cao_lab.runs.training import Training
 from cao_lab.suites import find_suite, rounds_of
-from cao_lab.suites.runner import SuiteRunner, cores
+from cao_lab.suites.runner import SuiteRunner
 from cao_lab.tasks.data import load
 from cao_lab.tasks.pickles import DataError
 
@@ -37,6 +37,8 @@ class Measured:
 
     step_seconds: float
     steps_per_epoch: int
+    batch: int
+    """Samples of a step."""
     evaluation_steps: float
 
 
@@ -47,8 +49,8 @@ class EnoughMeasured(Exception):  # noqa: N818  # not an error
 def list_runs(name: str, execution: Execution, jobs: int) -> Iterator[str]:
     """Yield a line for each run of a suite's first round, and a total."""
     folder, suite = find_suite(name)
-    torch.set_num_threads(execution.threads or max(1, cores() // jobs))
     runner = SuiteRunner(execution, jobs, StopRequest())
+    torch.set_num_threads(runner.threads)
     prices: dict[str, Measured | None] = {}
     total, unknown = 0.0, 0
     for config in (replace(config, suite=folder) for config in next(rounds_of(suite))):
@@ -86,9 +88,10 @@ def measured(config: RunConfig, execution: Execution) -> Measured | None:
     with suppress(EnoughMeasured):
         list(training.epochs(note_time))
     size = len(dataset.train_inputs)
-    evaluation = FORWARD_PRICE * len(dataset.test_inputs) / (config.batch_size or size)
+    batch = config.batch_size or size
+    evaluation = FORWARD_PRICE * len(dataset.test_inputs) / batch
     fastest = min(after - before for before, after in pairwise(times))
-    return Measured(fastest, math.ceil(size / (config.batch_size or size)), evaluation)
+    return Measured(fastest, math.ceil(size / batch), batch, evaluation)
 
 
 def run_seconds(config: RunConfig, price: Measured) -> float:
@@ -102,7 +105,7 @@ def run_seconds(config: RunConfig, price: Measured) -> float:
         gradients += steps / optimizer.update_every * product
     if isinstance(optimizer, CAOConfig) and optimizer.rank > 0:
         products = optimizer.rank * (optimizer.power_iterations + 1) + EXTRA_PRODUCTS + 1
-        scale = (config.curvature_samples or 0) / (config.batch_size or 1) or 1
+        scale = (config.curvature_samples or price.batch) / price.batch
         gradients += steps / optimizer.refresh_every * products * product * scale
     if config.monitor_curvature:
         gradients += (config.monitor_curvature + EXTRA_PRODUCTS) * product

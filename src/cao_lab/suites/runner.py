@@ -52,7 +52,8 @@ class SuiteRunner:
         if jobs < 1:
             raise ConfigError(f"jobs must be at least 1, got {jobs}")
         self.jobs, self.stop = jobs, stop
-        self.execution = replace(execution, threads=execution.threads or max(1, cores() // jobs))
+        self.threads = execution.threads or max(1, cores() // jobs)
+        self.execution = replace(execution, threads=self.threads)
         self.failures: dict[Path, str] = {}
         self.epochs: dict[Path, int] = {}
         self.runs_over = 0
@@ -174,4 +175,5 @@ def run_suite(name: str, execution: Execution, jobs: int) -> int:
 
 def cores() -> int:
     """Return how many cores this process may use."""
-    return len(os.sched_getaffinity(0))
+    # Not every system tells which cores are ours.
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -14,13 +14,13 @@ from cao_lab.optimizer_config import (
     SGDConfig,
     SOAPConfig,
 )
+from cao_lab.protocol import TUNING_SEED
 from cao_lab.suites.mini import CAO, CAO_WITH_MOMENTUM, EPOCHS, small
 from cao_lab.suites.rounds import FinishedRun, Rounds, together
 
 RATES = 5
 SPACING = math.sqrt(10)
 EXTENSIONS = 2
-TUNING_SEED = 0
 FRESH_SEEDS = (1, 2, 3)
 
 TUNED: list[OptimizerConfig] = [

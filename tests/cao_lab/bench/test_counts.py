@@ -114,7 +114,8 @@ def test_all_contestants_find_the_same_eigenvalues_with_small_residuals():
     reference = ours(task, 60)
     others = [by_eigsh(graph_product(task), task), by_eigenthings(task, steps_needed(task, 60))]
     for found in [reference, *others]:
-        assert float(relative_distances(found, reference).max()) < 1e-3
+        # A residual of 1 % puts an eigenvalue within 1 %, no closer: solvers may stop at either side of it.
+        assert float(relative_distances(found, reference).max()) < 1e-2
         assert largest_residual(found, task) < 2e-2
         assert found.products > 0
 

@@ -54,6 +54,7 @@ def test_first_hits_agree_with_a_loop(losses: list[float], threshold: float) -> 
     epochs = DataFrame({"train_loss": losses, "epoch": np.arange(1.0, len(losses) + 1)})
     epochs = epochs.assign(seconds=epochs["epoch"], run=0, has_ended=True, budget=99, curvature="hessian")
     epochs = epochs.assign(gradient_evaluations=0, hessian_products=0, suite="s", task="t", label="l", seed=0)
+    epochs = epochs.assign(optimizer="sgd", steps_per_epoch=40)
     expected = next((epoch for epoch, loss in enumerate(losses, start=1) if loss <= threshold), math.nan)
     found = analysis.first_epoch_below(epochs, threshold).iloc[0]
     assert found["epoch"] == expected or (math.isnan(found["epoch"]) and math.isnan(expected))
@@ -164,6 +165,28 @@ def test_a_band_ends_with_its_shortest_run(tmp_path: Path) -> None:
     band = analysis.seed_band(epochs, "train_loss")
     assert band["mean"].tolist() == [3.0]
     assert band["std"].tolist() == [1.0]
+
+
+def test_a_refresh_in_one_epoch_of_ten_is_in_the_mean(tmp_path: Path) -> None:
+    folder = write_suite(tmp_path, [Run([3.0] * 10, seconds=1.0)])
+    (path,) = folder.rglob("epochs.csv")
+    path.write_text(path.read_text().replace(",1.0,500.0,", ",11.0,500.0,", 1))
+    assert analysis.run_costs(load_runs(folder))["seconds_per_epoch"].tolist() == [2.0]
+
+
+def test_the_loss_of_a_full_batch_was_seen_before_its_step(tmp_path: Path) -> None:
+    epochs = table(tmp_path, Run([4.0, 3.0, 1.0, 0.5], optimizer=SGD, seconds=2.0)).assign(steps_per_epoch=1)
+    found = analysis.first_epoch_below(epochs, 1.0).iloc[0]
+    # Two steps of 40 evaluations (in these made-up logs) and 2 seconds, then one evaluation that shows the loss.
+    assert found[["epoch", "seconds", "gradient_cost"]].tolist() == [2, 4.0, 81.0]
+
+
+def test_epochs_of_lbfgs_are_not_compared(tmp_path: Path) -> None:
+    lbfgs = Run([4.0, 1.0], "lbfgs", 0, {"name": "lbfgs", "lr": 1.0})
+    hits = analysis.first_epoch_below(table(tmp_path, lbfgs, Run([4.0, 1.0], "sgd", 0, SGD)), 1.0)
+    rows = analysis.time_to_threshold(hits, "sgd").set_index("label")
+    assert rows["epoch_mean"].to_dict() == {"lbfgs": 2, "sgd": 2}
+    assert math.isnan(rows.loc["lbfgs", "epoch_speedup"])
 
 
 def test_sensitivity_has_a_row_a_cell(tmp_path: Path) -> None:

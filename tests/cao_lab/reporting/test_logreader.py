@@ -77,7 +77,7 @@ def test_a_diverged_run_keeps_its_rows_and_its_nan(tmp_path: Path) -> None:
     write_run(tmp_path, Run([3.0, math.nan], status="diverged", budget=20))
     logs = load_logs(tmp_path)
     assert math.isnan(logs.epochs["train_loss"].iloc[-1])
-    assert logs.runs["final_train_loss"].tolist() == [3.0]
+    assert logs.runs["final_train_loss"].tolist() == [math.inf]
 
 
 def test_automatic_damping_is_that_of_each_refresh(tmp_path: Path) -> None:

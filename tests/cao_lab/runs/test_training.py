@@ -9,6 +9,7 @@ import cao_lab.runs.objective as objective_module
 import cao_lab.runs.training as training_module
 from cao_lab.config import RunConfig
 from cao_lab.optimizer_config import AdaHessianConfig, AdamConfig, CAOConfig, LBFGSConfig, SGDConfig
+from cao_lab.runs.objective import Objective, Problem
 from cao_lab.runs.training import Training, rate_factor, train
 from cao_lab.tasks.data import batches, load
 from cao_lab.tasks.problems import build_model
@@ -144,6 +145,13 @@ def test_hessian_over_more_samples_is_taken_in_parts(digits):
     list(parts.epochs())
     found = [[row.eigenvalue for row in training.new_refreshes] for training in (whole, parts)]
     assert found[0] == pytest.approx(found[1], rel=1e-4)
+
+
+@pytest.mark.parametrize(("samples", "sizes"), [(128, [32] * 4), (130, [26] * 5), (20, [20])])
+def test_no_part_has_more_samples_than_asked_for(digits, samples, sizes):
+    problem = Problem(config(CAOConfig(), curvature_samples=samples, curvature_part=32), digits, torch.device("cpu"))
+    objective = Objective(problem, digits.train_inputs[:8].float(), digits.train_targets[:8], step=0)
+    assert [len(inputs) for inputs, _ in objective._parts()] == sizes
 
 
 @pytest.mark.parametrize("curvature", ["hessian", "gauss-newton"])

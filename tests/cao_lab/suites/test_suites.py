@@ -289,8 +289,19 @@ def test_dry_run_without_the_data_still_lists(tmp_path, monkeypatch):
 
 
 def test_the_estimate_counts_products_and_evaluation():
-    price = Measured(step_seconds=1.0, steps_per_epoch=10, evaluation_steps=2.0)
+    price = Measured(step_seconds=1.0, steps_per_epoch=10, batch=128, evaluation_steps=2.0)
     assert run_seconds(RunConfig(SGDConfig(), epochs=3), price) == 36
     cao = RunConfig(CAOConfig(rank=1, refresh_every=10, power_iterations=3), epochs=1)
     assert run_seconds(cao, price) == pytest.approx(12 + 3.2 * (4 + 6))
+    assert run_seconds(replace(cao, curvature_samples=256), price) == pytest.approx(12 + 2 * 3.2 * (4 + 6))
+    full = replace(cao, batch_size=None, curvature_samples=64)
+    assert run_seconds(full, price) == pytest.approx(12 + 3.2 * (4 + 6) / 2)
+
+
+def test_a_dry_run_refuses_no_jobs(tmp_path):
+    with pytest.raises(ConfigError, match="jobs must be at least 1, got 0"):
+        list(list_runs("demo", Execution(logs=tmp_path), jobs=0))
+
+
+def test_durations_are_readable():
     assert [duration(s) for s in (5, 90, 7200, math.nan)] == ["5 s", "1.5 min", "2.0 h", "?"]
