@@ -6,7 +6,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from cao.linalg import Eigenpairs, SymmetricOperator, bordered, random_columns, row_pieces, small_eigh
+from cao.linalg import (
+    Eigenpairs,
+    SymmetricOperator,
+    bordered,
+    full_precision,
+    random_columns,
+    row_pieces,
+    small_eigh,
+)
 
 Quadrature = tuple[Float[Tensor, " m"], Float[Tensor, " m"]]
 """Nodes and weights, the nodes ascending."""
@@ -57,6 +65,7 @@ class KrylovSpace:
         taken = remove_components(self.residual, self._rows[: size + 1])
         self.projected = bordered(self.projected, taken.unsqueeze(1))
 
+    @full_precision()
     def shrink(self, values: Float[Tensor, " k"], rotation: Float[Tensor, "m k"]) -> None:
         """Keep only the given Ritz pairs; the residual, which they share, is the next direction as before."""
         old, new = rotation.shape
@@ -65,11 +74,13 @@ class KrylovSpace:
             piece[:new] = turn @ piece[:old]
         self.projected = values.diag()
 
+    @full_precision()
     def combine(self, rotation: Float[Tensor, "m k"]) -> Float[Tensor, "n k"]:
         """Return combinations of the basis, each contiguous in memory."""
         return (rotation.T.to(self._rows.dtype) @ self._rows[: len(self)]).T
 
 
+@full_precision()
 def remove_components(column: Float[Tensor, " n"], rows: Float[Tensor, "m n"]) -> Float[Tensor, " m"]:
     """Make a column orthogonal to orthonormal rows, in place, and return the coefficients taken out."""
     taken = torch.zeros(len(rows), dtype=torch.float64, device=column.device)

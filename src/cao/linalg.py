@@ -1,8 +1,9 @@
 """Eigenpairs of a symmetric operator that is known only through its products with blocks of columns."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -37,6 +38,24 @@ class Eigenpairs:
         """Whether every value and every vector is finite."""
         # A sum is non-finite if any of its terms is, and needs no n × k temporary.
         return bool((self.values.sum() + self.residuals.sum() + self.vectors.sum()).isfinite())
+
+
+@contextmanager
+def full_precision() -> Iterator[None]:
+    """Multiply float32 matrices in float32, even where the user lets them be multiplied in TF32 or bfloat16.
+
+    That is right for a network, but would leave an orthonormal basis three digits. (torch before 2.9 cannot be asked.)
+    """
+    known = (torch.backends.cuda.matmul, getattr(torch.backends.mkldnn, "matmul", None))
+    backends: list[Any] = [backend for backend in known if hasattr(backend, "fp32_precision")]
+    before = [backend.fp32_precision for backend in backends]
+    for backend in backends:
+        backend.fp32_precision = "ieee"
+    try:
+        yield
+    finally:
+        for backend, precision in zip(backends, before, strict=True):
+            backend.fp32_precision = precision
 
 
 def random_columns(
@@ -107,7 +126,7 @@ def lanczos(
         wanted = order_of(values, which)[:count]
         values, rotation = values[wanted].to(start.dtype), rotation[:, wanted].to(start.dtype)
         # The residual of a Ritz vector is what the newest block's image has outside the basis.
-        residuals = (image @ rotation[-image.shape[1] :]).norm(dim=0)
+        residuals = combine([image], rotation[-image.shape[1] :]).norm(dim=0)
         has_enough = len(wanted) == count
         converged = tolerance is not None and has_enough and has_converged(values, residuals, tolerance)
         free_dimensions = start.shape[0] - len(projected)
@@ -118,6 +137,7 @@ def lanczos(
     return Eigenpairs(values, combine(blocks, rotation), residuals, len(projected))
 
 
+@full_precision()
 def rayleigh_ritz(
     basis: Float[Tensor, "n k"], image: Float[Tensor, "n k"], which: Which = "magnitude"
 ) -> tuple[Float[Tensor, " k"], Float[Tensor, "k k"], Float[Tensor, " k"]]:
@@ -170,6 +190,7 @@ def orthonormalize(columns: Float[Tensor, "n k"], *, is_rough: bool = False) -> 
     return columns
 
 
+@full_precision()
 def inner_products(
     left: Float[Tensor, "n j"], right: Float[Tensor, "n k"], dtype: torch.dtype = torch.float64
 ) -> Float[Tensor, "j k"]:
@@ -181,6 +202,7 @@ def inner_products(
     return total
 
 
+@full_precision()
 def multiply_in_place(columns: Float[Tensor, "n k"], matrix: Float[Tensor, "k k"]) -> Float[Tensor, "n k"]:
     """Overwrite the columns by columns @ matrix, a block of rows at a time."""
     transposed = matrix.T.to(columns.dtype)
@@ -220,6 +242,7 @@ def bordered(projected: Float[Tensor, "m m"], coupling: Float[Tensor, "mb b"]) -
     return grown
 
 
+@full_precision()
 def remove_components(columns: Float[Tensor, "n b"], blocks: Sequence[Tensor]) -> Float[Tensor, "m b"]:
     """Make the columns orthogonal to all blocks, in place, and return the coefficients taken out."""
     taken: list[Tensor] = [block.new_zeros(block.shape[1], columns.shape[1]) for block in blocks]
@@ -245,6 +268,7 @@ def next_block(image: Float[Tensor, "n b"], blocks: Sequence[Tensor], scale: flo
     return columns
 
 
+@full_precision()
 def combine(blocks: Sequence[Tensor], coefficients: Float[Tensor, "m k"]) -> Float[Tensor, "n k"]:
     """Return [blocks] @ coefficients without joining the blocks."""
     parts = coefficients.split([block.shape[1] for block in blocks])

@@ -178,6 +178,32 @@ def test_passes_over_blocks_of_rows_equal_one_pass(monkeypatch):
     torch.testing.assert_close(in_blocks.vectors.abs(), whole.vectors.abs())
 
 
+@pytest.mark.parametrize("solve", [subspace_iteration, lanczos])
+def test_only_the_users_own_products_are_in_reduced_precision(solve, monkeypatch):
+    """Under TF32 a basis would not be orthonormal; a network may well be multiplied so."""
+    backends = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)
+    seen = {"user": set(), "basis": set()}
+
+    class Operator:
+        def __matmul__(self, columns):
+            seen["user"].add(tuple(backend.fp32_precision for backend in backends))
+            return matrix_with(SPECTRUM, torch.float32) @ columns
+
+    def noted(columns):
+        seen["basis"].add(tuple(backend.fp32_precision for backend in backends))
+        return real(columns)
+
+    real = linalg.row_pieces
+    monkeypatch.setattr(linalg, "row_pieces", noted)
+    try:
+        torch.set_float32_matmul_precision("high")
+        solve(Operator(), start(25, 3, torch.float32), 2)
+        assert torch.get_float32_matmul_precision() == "high"
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    assert seen == {"user": {("tf32", "tf32")}, "basis": {("ieee", "ieee")}}
+
+
 def test_small_matrices_are_decomposed_in_float64(monkeypatch):
     real, seen = torch.linalg.eigh, []
     monkeypatch.setattr(torch.linalg, "eigh", lambda matrix: seen.append(matrix.dtype) or real(matrix))

@@ -118,9 +118,9 @@ def gradient_start(loss: Tensor, task: Task) -> Tensor:
     noise has a share in every eigenvector that the gradient misses.
     """
     gradient = torch.autograd.grad(loss, task.params, retain_graph=True)
-    column = torch.cat([part.reshape(-1) for part in gradient]).unsqueeze(1)
-    noise = cold_start(task, 0)
-    return column / column.norm() + noise / noise.norm()
+    column, noise = torch.cat([part.reshape(-1) for part in gradient]).unsqueeze(1), cold_start(task, 0)
+    start: Tensor = column / column.norm() + noise / noise.norm()
+    return start
 
 
 def from_a_random_vector(task: Task, max_products: int) -> Eigenpairs:
