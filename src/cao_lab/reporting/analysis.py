@@ -221,8 +221,9 @@ def predicted_windows(epochs: DataFrame, refreshes: DataFrame) -> DataFrame:
     """
     watched = refreshes[refreshes["suite"] == "stable-range"]
     limits = quadratic_limit(watched).groupby([watched["run"], watched["step"]]).min().groupby("run")
-    found = DataFrame({"predicted_first": limits.first(), "predicted_median": limits.median()})
-    return stable_windows(epochs).join(found, on="run")
+    windows = stable_windows(epochs)
+    run = windows["run"]
+    return windows.assign(predicted_first=run.map(limits.first()), predicted_median=run.map(limits.median()))
 
 
 def quadratic_limit(eigenvalues: DataFrame) -> Series:
