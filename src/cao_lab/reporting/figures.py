@@ -1,6 +1,7 @@
 """The report's figures: each function takes tables and returns a figure, for any dataset, model and threshold."""
 
 from pathlib import Path
+from textwrap import fill
 
 import matplotlib.style
 import numpy as np
@@ -14,6 +15,8 @@ from cao_lab.reporting.palette import Stroke, in_order, strokes
 from cao_lab.reporting.tables import method_name
 
 STYLE = Path(__file__).with_name("cao.mplstyle")
+LEGEND_WIDTH = 28
+"""Letters that fit beside the axes."""
 PLAIN_NUMBERS = StrMethodFormatter("{x:g}")
 styled = matplotlib.style.context(STYLE)
 AXES = {
@@ -43,8 +46,10 @@ def curve_figure(
         axes.yaxis.set_major_formatter(PLAIN_NUMBERS)
     axes.set(xlabel=AXES[x], ylabel=AXES[column], title=title(runs))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    if curves := axes.get_legend_handles_labels()[0]:
-        axes.legend(handles=curves, loc="upper left", bbox_to_anchor=(1.01, 1.02))
+    curves, names = axes.get_legend_handles_labels()
+    if curves:
+        wrapped = [fill(name, LEGEND_WIDTH) for name in names]
+        axes.legend(curves, wrapped, loc="upper left", bbox_to_anchor=(1.01, 1.02))
     return figure
 
 

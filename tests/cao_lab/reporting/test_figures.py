@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from pandas import DataFrame
@@ -107,6 +108,16 @@ def test_stable_windows_show_both_ends_and_the_predictions(tmp_path: Path) -> No
     drawn = [line.get_xdata().tolist() for line in axes.lines[-4:]]
     assert drawn == [[0.4, 0.4], [0.8, 0.8], [0.5, 0.25], [0.5, 0.25]]
     assert [label.get_text() for label in axes.get_yticklabels()] == ["CAO k=1", "SGD, momentum 0.9"]
+
+
+def test_a_long_name_is_wrapped_and_fits_into_the_figure(tmp_path: Path) -> None:
+    epochs = settings(logs_of(tmp_path, Run([3.0, 2.0])))[0].epochs
+    figure = figures.train_loss_figure(epochs.assign(name="CAO k=10, lr 0.00316, momentum 0.9, sketch projected-out"))
+    FigureCanvasAgg(figure).draw()
+    legend = figure.axes[0].get_legend()
+    assert legend is not None
+    assert legend.get_texts()[0].get_text().count("\n") >= 1
+    assert legend.get_window_extent().x1 <= figure.bbox.x1
 
 
 def test_a_method_has_the_same_colour_whoever_is_drawn_with_it(tmp_path: Path) -> None:
