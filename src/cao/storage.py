@@ -27,8 +27,11 @@ class Layout:
 
 
 def storage_order(params: Iterable[Tensor]) -> list[Tensor]:
-    """Return the small parameters before the others, so that they are neighbours and move in few calls."""
-    return sorted(params, key=lambda param: param.numel() > SMALL)
+    """Return the small parameters behind the others, so that they are neighbours and move in few calls.
+
+    Behind, because sizes of large ones are mostly round, and their shares of the sketch stay aligned in memory.
+    """
+    return sorted(params, key=lambda param: param.numel() <= SMALL)
 
 
 def sketch_dtype(params: Iterable[Tensor]) -> torch.dtype:
