@@ -1,12 +1,13 @@
 """The price of curvature in time: an epoch of CAO against one of SGD, and one product against one gradient."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
 from cao import CAO
 from cao_lab.assumptions import POWER_ITERATIONS
 from cao_lab.bench.rows import Estimate, Row, Rows, estimate
+from cao_lab.bench.scaling import slope_row
 from cao_lab.bench.sizes import Sizes
 from cao_lab.bench.task import CURVATURES, LR, Curvature, Task, optimizer_with_sketch, random_task
 from cao_lab.bench.timing import Action, Case, Times, always, interleaved, ratio
@@ -22,13 +23,12 @@ def epoch_rows(sizes: Sizes) -> Rows:
     """Measure training steps and refreshes of every curvature and rank, and put them together to epochs."""
     task = random_task(sizes.width, sizes.batch, sizes.parts)
     steps = step_ratios(task, RANKS, sizes.step_rounds)
-    rows: Rows = []
-    for rank in RANKS:
-        times = refresh_times(task, CURVATURES, rank, sizes.refresh_rounds)
-        rows += [epoch_row(steps[rank], times, kind, sizes, rank=rank) for kind in CURVATURES]
-        if rank == 1:
-            rows += [price_row(times, kind, sizes) for kind in CURVATURES]
-    return rows
+    times = {rank: refresh_times(task, CURVATURES, rank, sizes.refresh_rounds) for rank in RANKS}
+    return [
+        *(epoch_row(steps[rank], times[rank], kind, sizes, rank=rank) for rank in RANKS for kind in CURVATURES),
+        *(price_row(times[1], kind, sizes) for kind in CURVATURES),
+        *(growth_row(times, kind, sizes) for kind in CURVATURES),
+    ]
 
 
 def wide_epoch_rows(sizes: Sizes) -> Rows:
@@ -50,11 +50,13 @@ def step_ratios(task: Task, ranks: Sequence[int], rounds: int) -> dict[int, Esti
 
 
 def sgd_step(task: Task) -> Action:
-    """Return a whole training step with SGD."""
+    """Return a whole training step with SGD, in the order of CAO's."""
     optimizer = torch.optim.SGD(task.params, LR)
 
     def step() -> None:
-        task.gradient()
+        loss = task.training_loss()
+        optimizer.zero_grad()
+        loss.backward()
         optimizer.step()
 
     return step
@@ -126,6 +128,12 @@ def price_row(times: Times, curvature: Curvature, sizes: Sizes) -> Row:
         "forward and backward pass"
     )
     return estimate(prices).row(name, note, unit="gradients")
+
+
+def growth_row(times: Mapping[int, Times], curvature: Curvature, sizes: Sizes) -> Row:
+    """Return how a refresh grows with k where the products are a network's and not free."""
+    seconds = {rank: of_rank[curvature] for rank, of_rank in times.items()}
+    return slope_row(f"refresh_slope_in_k_{underscored(curvature)}", "k", seconds, f"ResNet-18 of width {sizes.width}")
 
 
 def underscored(name: str) -> str:

@@ -64,6 +64,7 @@ def test_every_row_has_value_target_spread_unit_note_and_samples(rows):
         ("refresh_slope_in_n_k1", 1.1),
         ("step_slope_in_n_k1", 1.1),
         ("refresh_slope_in_k", 1.1),
+        ("refresh_slope_in_k_gauss_newton", 1.1),
         ("floats_between_refreshes_k1", 2),
         ("floats_during_refresh_k1", 6),
         ("step_over_sgd_k1_small_tensors", 3.0),

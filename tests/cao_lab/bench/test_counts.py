@@ -9,7 +9,7 @@ from torch import nn
 from cao import CAO, Eigenpairs, lanczos
 from cao_lab.bench.accuracy import largest_angle, relative_distances
 from cao_lab.bench.allocation import AllocationMeter
-from cao_lab.bench.epoch import epoch_row, products_of_refresh
+from cao_lab.bench.epoch import epoch_row, growth_row, products_of_refresh
 from cao_lab.bench.memory import peak_bytes
 from cao_lab.bench.memory_case import train
 from cao_lab.bench.race import by_eigenthings, by_eigsh, graph_product, largest_residual, ours, steps_needed
@@ -60,6 +60,12 @@ def test_an_epoch_is_its_steps_and_its_share_of_a_refresh():
     times = {"gauss-newton": [8.0], "sgd": [2.0], "gradient": [2.0]}
     row = epoch_row(Estimate(1.01, None, 1), times, "gauss-newton", FULL, rank=1)
     assert row.value == pytest.approx((391 * 1.01 * 2 + 391 / 400 * 8) / (391 * 2))
+
+
+def test_the_growth_with_the_rank_is_taken_from_the_refreshes_of_one_curvature():
+    times = {1: {"hessian": [2.0, 2.0], "parts": [9.0, 9.0]}, 5: {"hessian": [10.0, 50.0], "parts": [9.0, 9.0]}}
+    row = growth_row(times, "hessian", FULL)
+    assert row.value == pytest.approx(1.5)  # The median of 1 and 2.
 
 
 def test_a_slope_is_the_exponent_of_a_power_law():
