@@ -48,7 +48,7 @@ PAPER_THRESHOLDS = Thresholds(0.75, (1.0, 0.9, 0.8, 0.75, 0.7, 0.6))
 DIGITS_THRESHOLDS = Thresholds(0.1, (0.5, 0.3, 0.2, 0.1, 0.05))
 CHANCE_SHARES = Thresholds(0.75, (0.95, 0.9, 0.85, 0.8, 0.75, 0.7, 0.65, 0.6))
 """For tasks below the paper's size, as shares of the loss of guessing, ln(classes)."""
-STABLE_SHARE = 0.75
+STABLE_SHARE = 0.85
 """In `stable-range` a rate works if the train loss falls below this share of ln(classes) within the budget."""
 DISTANCES = Thresholds(1e-3, (1e-1, 1e-2, 1e-3, 1e-4))
 """In `ill-conditioned`, distances from the optimum as shares of the distance at the start."""
