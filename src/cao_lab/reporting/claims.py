@@ -262,7 +262,8 @@ def positive_definite(setting: Setting) -> Finding:
 def stable_range(setting: Setting) -> Finding:
     """Holds if on every seed, for some k ≥ 1, the largest α/η that reached the declared loss is more than 10 %
     above the smallest rate at which rank 0 failed; does not hold if on every seed no k ≥ 1 has a window more than
-    10 % above rank 0's largest working rate; undecided otherwise. SGD without momentum stands in for rank 0.
+    10 % above rank 0's largest working rate; undecided otherwise, or with a single seed. SGD without momentum stands
+    in for rank 0.
     """
     windows = stable_windows(setting.epochs).fillna(
         {"rank": 0, "momentum": 0, "largest_stable": 0, "smallest_unstable": math.inf}
@@ -275,6 +276,8 @@ def stable_range(setting: Setting) -> Finding:
     wider = pairs["largest_stable_cao"] > RATIO_MARGIN * pairs["smallest_unstable_plain"]
     same = pairs["smallest_unstable_cao"] <= RATIO_MARGIN * pairs["largest_stable_plain"]
     verdict = Verdict.HOLDS if wider.all() else Verdict.FAILS if same.all() else Verdict.UNDECIDED
+    if len(pairs) == 1:
+        verdict = Verdict.UNDECIDED
     ratio = ratio_interval(pairs["largest_stable_cao"], pairs["largest_stable_plain"])
     return Finding(verdict, f"largest working α/η, best k ≥ 1 over k = 0: {said(ratio)}")
 
