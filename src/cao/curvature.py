@@ -11,7 +11,7 @@ from torch.autograd import forward_ad
 from torch.nn.parallel import DistributedDataParallel
 
 from cao.derivatives import Gradient, derivative, gradient_graph
-from cao.isolation import isolated_forward, replaced_parameters
+from cao.isolation import cloned_buffers, isolated_forward, replaced_parameters
 
 LossFunction: TypeAlias = Callable[[], Tensor | Iterable[Tensor]]
 
@@ -36,7 +36,8 @@ class Hessian:
     The source is the loss of a forward pass, whose graph stays usable for the backward pass that follows; or a
     function that returns a loss; or a function that yields one loss for each of several equal parts of a batch: then
     the Hessian is that of their mean, and memory holds one part's graph at a time. A function is called once for
-    each block of columns, changes no buffer, moves no random stream, and must give the same losses each time.
+    each block of columns, changes no buffer and moves no random stream. It must give the same losses each time, from a
+    forward pass of its own, whose graph is then gone.
     """
 
     def __init__(self, source: Tensor | LossFunction, params: Iterable[Tensor]) -> None:
@@ -49,8 +50,9 @@ class Hessian:
         """Return the Hessian's product with each column, all of them from one graph."""
         product = zeros_of(self.params, columns)
         if isinstance(self._source, Tensor):
-            self._gradient = self._gradient or gradient_graph(self._source, self.params)
-            add_products(product, self._gradient, self.params, columns)
+            with cloned_buffers():  # A checkpointed graph runs parts of its forward pass again.
+                self._gradient = self._gradient or loss_gradient(self._source, self.params)
+                add_products(product, self._gradient, self.params, columns)
             return product
         with isolated_forward(self.params[0].device):
             parts = self._add_parts(product, columns, self._source)
@@ -101,6 +103,7 @@ class GaussNewton:
         if unknown:
             raise ValueError(f"params must be parameters of the model, got others of shapes {unknown}")
         self._use_forward_mode = True
+        self._is_checked = False
 
     @torch.enable_grad()
     def __matmul__(self, columns: Float[Tensor, "n k"]) -> Float[Tensor, "n k"]:
@@ -111,16 +114,19 @@ class GaussNewton:
         tangents = self._forward_tangents(directions)
         with isolated_forward(self.params[0].device):
             outputs = self._outputs()
+            leaf = outputs.detach().requires_grad_()
+            loss = checked_loss(self.loss_of_outputs(leaf))
         if tangents is None:
             tangents = [self._reverse_tangent(outputs, direction) for direction in directions]
-        leaf = outputs.detach().requires_grad_()
-        slope = gradient_graph(checked_loss(self.loss_of_outputs(leaf)), [leaf])
+        slope = gradient_graph(loss, [leaf])
+        energies = torch.zeros_like(product[0])
         for index, (tangent, target) in enumerate(zip(tangents, product.T, strict=True), start=1):
             (weighted,) = derivative(slope, [leaf], [tangent.to(leaf.dtype)])
             if weighted is not None:
                 is_last = index == len(tangents)
                 add_flat(target, derivative([outputs], self.params, [weighted], keep_graph=not is_last), self.params)
-        return product
+                energies[index - 1] = (weighted * tangent).sum()
+        return product if self._is_trusted(columns, product, energies, leaf.dtype) else self @ columns
 
     def _outputs(self) -> Tensor:
         if isinstance(self.inputs, Mapping):
@@ -151,6 +157,19 @@ class GaussNewton:
                 primal, tangent = forward_ad.unpack_dual(self._outputs())
             return torch.zeros_like(primal) if tangent is None else tangent
 
+    def _is_trusted(self, columns: Tensor, product: Tensor, energies: Tensor, precision: torch.dtype) -> bool:
+        """Compare vᵀ(Mv) with (Jv)ᵀ∇²ℓ(Jv), once, and turn from forward mode if they differ.
+
+        They do if the model uses torch.no_grad(), which forward mode does not heed.
+        """
+        if self._is_checked or not self._use_forward_mode:
+            return True
+        self._is_checked = True
+        seen = torch.stack([torch.dot(v, target) for v, target in zip(columns.T, product.T, strict=True)])
+        margin = max(1e-3, 10 * torch.finfo(precision).eps) * energies.abs().max()
+        self._use_forward_mode = bool(((seen - energies).abs() <= margin).all())
+        return self._use_forward_mode
+
     def _reverse_tangent(self, outputs: Tensor, direction: list[Tensor]) -> Tensor:
         # Jᵀu is linear in u, so its derivative in u along v is J v.
         free = torch.zeros_like(outputs, requires_grad=True)
@@ -165,8 +184,11 @@ class Mean:
     def __init__(self, operators: Sequence[ParameterOperator]) -> None:
         if not operators:
             raise ValueError("Mean needs at least one operator, got none")
-        self.operators = operators
         self.params = operators[0].params
+        self.operators = [
+            in_order(operator, self.params, "all operators of a mean must act on the same parameters")
+            for operator in operators
+        ]
 
     def __matmul__(self, columns: Float[Tensor, "n k"]) -> Float[Tensor, "n k"]:
         """Return the mean of the operators' products."""
@@ -201,6 +223,18 @@ class Reordered:
         return reorder(self.operator @ inner, self.operator.params, self.params)
 
 
+def in_order(operator: ParameterOperator, params: Sequence[Tensor], demand: str) -> ParameterOperator:
+    """Return the operator on exactly these parameters, in their order; an error begins with the demand."""
+    theirs, ours = {id(p) for p in operator.params}, {id(p) for p in params}
+    if theirs != ours:
+        raise ValueError(
+            f"{demand}; it lacks {len(ours - theirs)} of them and has {len(theirs - ours)} others; "
+            "pass params=[...] when building it"
+        )
+    is_in_order = all(a is b for a, b in zip(operator.params, params, strict=True))
+    return operator if is_in_order else Reordered(operator, params)
+
+
 def reorder(columns: Tensor, old: Sequence[Tensor], new: Sequence[Tensor]) -> Float[Tensor, "n k"]:
     """Return the columns with each parameter's rows moved from its old place to its new one."""
     pieces = dict(zip(old, columns.T.split([p.numel() for p in old], dim=1), strict=True))
@@ -233,8 +267,19 @@ def checked_function(source: object) -> LossFunction:
 def next_gradient(losses: Iterator[Tensor], params: Sequence[Tensor]) -> Gradient | None:
     """Return the gradient graph of the next loss, or None after the last."""
     for loss in losses:
-        return gradient_graph(checked_loss(loss), params)
+        return loss_gradient(checked_loss(loss), params)
     return None
+
+
+def loss_gradient(loss: Tensor, params: Sequence[Tensor]) -> Gradient:
+    """Return the gradient graph of a loss that depends on the parameters, or on some of them."""
+    gradient = gradient_graph(loss, params)
+    if all(part is None for part in gradient):
+        raise ValueError(
+            "the loss depends on none of the parameters; build the optimizer from the very model that is trained, "
+            "not from one it was copied from"
+        )
+    return gradient
 
 
 def add_products(

@@ -71,7 +71,8 @@ def explained_second_derivatives() -> Iterator[None]:
     except RuntimeError as error:
         if "a second time" in str(error):
             raise RuntimeError(
-                "the graph of this loss is gone; refresh before loss.backward(), not after it"
+                "the graph of this loss is gone; refresh before loss.backward(), not after it, and let a function run "
+                "its forward pass anew at every call (or pass the loss itself)"
             ) from error
         symptoms = (
             "is not implemented",

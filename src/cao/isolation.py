@@ -3,7 +3,7 @@
 import random
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -17,14 +17,21 @@ def isolated_forward(device: torch.device) -> Iterator[None]:
     """Let forward passes inside change no buffer and move no random stream.
 
     Each use starts from the same random state, so that dropout masks repeat. Attention runs on the kernel that has
-    higher and forward-mode derivatives.
+    higher and forward-mode derivatives, and compiled models run uncompiled, for the same reason.
     """
     with ExitStack() as stack:
         stack.enter_context(same_random_streams(device))
         stack.enter_context(cloned_buffers())
         stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+        stack.enter_context(uncompiled())
         stack.enter_context(torch.enable_grad())
         yield
+
+
+def uncompiled() -> AbstractContextManager[Any]:
+    """Let torch.compile's models run eagerly, if there can be one, and torch (2.6 and later) can be told to."""
+    is_in_use = "torch._dynamo" in sys.modules and hasattr(torch.compiler, "set_stance")
+    return torch.compiler.set_stance("force_eager") if is_in_use else nullcontext()
 
 
 @contextmanager
@@ -69,7 +76,9 @@ def cloned_buffers() -> Iterator[None]:
     finally:
         handle.remove()
         for module, buffers in originals.items():
-            module._buffers.update(buffers)
+            # One by one, because the buffers of a TorchScript module know no other way.
+            for name, buffer in buffers.items():
+                module._buffers[name] = buffer
 
 
 @contextmanager

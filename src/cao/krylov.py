@@ -11,6 +11,7 @@ from cao.linalg import (
     SymmetricOperator,
     bordered,
     full_precision,
+    product,
     random_columns,
     row_pieces,
     small_eigh,
@@ -61,7 +62,7 @@ class KrylovSpace:
         remove_components(direction, self._rows[:size])
         self._rows[size] = direction / direction.norm()
         # A copy, because an operator may hand back the very column that it was given.
-        self.residual = (self.operator @ self._rows[size].unsqueeze(1))[:, 0].clone()
+        self.residual = product(self.operator, self._rows[size].unsqueeze(1))[:, 0].clone()
         taken = remove_components(self.residual, self._rows[: size + 1])
         self.projected = bordered(self.projected, taken.unsqueeze(1))
 

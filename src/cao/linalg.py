@@ -24,6 +24,11 @@ class SymmetricOperator(Protocol):
         ...
 
 
+def product(operator: SymmetricOperator, columns: Float[Tensor, "n k"]) -> Float[Tensor, "n k"]:
+    """Return the operator's product, without the graph that a user's own operator may leave on it."""
+    return (operator @ columns).detach()
+
+
 @dataclass(frozen=True)
 class Eigenpairs:
     """Approximate eigenpairs, their residuals ‖Av − λv‖, and the number of products they cost."""
@@ -88,7 +93,7 @@ def subspace_iteration(
     del start
     shift = 0.0
     for iteration in range(iterations + 1):
-        image = operator @ basis
+        image = product(operator, basis)
         if is_measured[iteration]:
             values, rotation, residuals = rayleigh_ritz(basis, image, which)
             if iteration == iterations or (tolerance is not None and has_converged(values, residuals, tolerance)):
@@ -120,7 +125,7 @@ def lanczos(
     blocks = [orthonormalize(start if overwrite_start else column_major(start))]
     projected = torch.zeros(0, 0, dtype=torch.float64, device=start.device)
     for iteration in range(iterations + 1):
-        image = column_major(operator @ blocks[-1])
+        image = column_major(product(operator, blocks[-1]))
         projected = bordered(projected, remove_components(image, blocks))
         values, rotation = small_eigh(projected)
         wanted = order_of(values, which)[:count]

@@ -14,7 +14,14 @@ from cao.curvature import MeanOverRanks
 from cao.linalg import Eigenpairs, column_major, lanczos, random_columns, subspace_iteration
 from cao.preconditioner import NegativeCurvature, Scaling, base_gain, correction_gains, is_singular
 from cao.progress import Counters, Sketch, automatic_damping
-from cao.settings import SKETCH_SETTINGS, Eigensolver, check_gradients, check_parameters, check_settings
+from cao.settings import (
+    SKETCH_SETTINGS,
+    Eigensolver,
+    check_eigenpairs,
+    check_gradients,
+    check_parameters,
+    check_settings,
+)
 from cao.sources import Source, operator_for
 from cao.storage import Layout, forget_rows, sketch_dtype, storage_order, store_rows, stored_rows
 from cao.update import Stretch, stretches_of, take_step
@@ -48,7 +55,7 @@ class CAO(Optimizer):
         negative_curvature: "magnitude" uses |λ|, "clip" max(λ, 0), "signed" λ itself as the paper does, with which a
             step may go uphill.
         scaling: "inverse-damping" is P; "unit" is ηP, so that the complement takes exactly an SGD step.
-        max_update_norm: clip the update P g at this norm.
+        max_update_norm: clip the update P g at this norm, each group counted by its rate over the largest.
         momentum: heavy-ball momentum on the update.
         weight_decay: added to the gradient as weight_decay · parameter, or decoupled as in AdamW.
         decoupled_weight_decay: shrink the parameters directly instead.
@@ -138,7 +145,7 @@ class CAO(Optimizer):
                         f"got {group[name]} after {self.param_groups[0][name]}"
                     )
             check_parameters(self._parameters())
-        except ValueError:
+        except Exception:
             self.param_groups.pop()
             raise
 
@@ -169,9 +176,10 @@ class CAO(Optimizer):
     def refresh_if_due(self, source: Source) -> bool:
         """Refresh the sketch if it is time to, and tell whether it was; call it before `loss.backward()`.
 
-        The source is the loss of the training forward pass (undivided and unscaled); a function that returns a loss
-        or yields the losses of the parts of a batch; an operator that carries its `params`, such as `GaussNewton`; or
-        ready `Eigenpairs`. A function or an operator is evaluated only if a refresh is due.
+        The source is the loss of the training forward pass (undivided and unscaled); a function that runs a forward
+        pass of its own and returns a loss, or yields the losses of the parts of a batch; an operator that carries its
+        `params`, such as `GaussNewton`; or ready `Eigenpairs`. A function or an operator is evaluated only if a refresh
+        is due.
         """
         if not self.is_refresh_due:
             return False
@@ -217,6 +225,11 @@ class CAO(Optimizer):
         """Restore everything that decides the next steps, the sketch in the precision it was saved in."""
         if not any("progress" in group for group in state_dict["param_groups"]):
             raise ValueError("the state dict must be one of CAO, got one of another optimizer")
+        has_sketch = any(group.get("progress", {}).get("values") for group in state_dict["param_groups"])
+        if has_sketch and not any("vector_0" in entries for entries in state_dict["state"].values()):
+            raise ValueError(
+                "the state dict has the eigenvalues of a sketch but no vectors; save optimizer.state_dict() whole"
+            )
         super().load_state_dict(state_dict)
         # torch has cast every tensor to its parameter's dtype, which would coarsen the sketch of a bfloat16 model.
         saved = (index for group in state_dict["param_groups"] for index in group["params"])
@@ -247,10 +260,7 @@ class CAO(Optimizer):
         params = [p for p in self._parameters() if p.requires_grad]
         size, rank = sum(p.numel() for p in params), self._settings["rank"]
         if isinstance(source, Eigenpairs):
-            if source.vectors.shape != (size, rank):
-                raise ValueError(
-                    f"Eigenpairs must have vectors of shape {(size, rank)}, got {tuple(source.vectors.shape)}"
-                )
+            check_eigenpairs(source, size, rank)
             vectors = column_major(source.vectors.detach()).to(params[0].device, sketch_dtype(params))
             return Eigenpairs(source.values, vectors, source.residuals, source.products)
         if rank > size:
@@ -265,12 +275,18 @@ class CAO(Optimizer):
 
     def _start_columns(self, params: Sequence[Tensor]) -> Tensor:
         """Return the last subspace, or random columns drawn from the seed and the number of the refresh."""
-        rank, dtype = self._settings["rank"], sketch_dtype(params)
-        if self._settings["warm_start"] and self._progress["refreshed_at"] >= 0:
-            return stored_rows(self.state, params, rank).T
+        rank, dtype, progress = self._settings["rank"], sketch_dtype(params), self._progress
         generator = torch.Generator(params[0].device)
-        generator.manual_seed(hash((self._settings["seed"], self._progress["attempts"])))
-        return random_columns(sum(p.numel() for p in params), rank, generator, dtype)
+        generator.manual_seed(hash((self._settings["seed"], progress["attempts"])))
+        if not self._settings["warm_start"] or progress["refreshed_at"] < 0:
+            return random_columns(sum(p.numel() for p in params), rank, generator, dtype)
+        rows, values = stored_rows(self.state, params, rank), progress["values"]
+        for index, row in enumerate(rows):
+            # A direction without curvature, or outside these parameters, might be mapped to zero for ever.
+            has_curvature = index < len(values) and values[index] != 0 and bool(row.any())
+            if not has_curvature:
+                row.normal_(generator=generator)
+        return rows.T
 
     def _adopt(self, pairs: Eigenpairs) -> None:
         params = [p for p in self._parameters() if p.requires_grad]
@@ -319,7 +335,8 @@ class CAO(Optimizer):
         """Return where the sketch is: after a checkpoint or a copy, shares become views of one matrix again."""
         if self._layout is None:
             params = storage_order(p for p in self._parameters() if "vector_0" in self.state[p])
-            self._layout = Layout(params, stored_rows(self.state, params, self._settings["rank"]))
+            # As many as were found: the rank may have been set anew since.
+            self._layout = Layout(params, stored_rows(self.state, params, len(self._progress["values"])))
             store_rows(self.state, params, self._layout.rows)
         return self._layout
 

@@ -1,11 +1,14 @@
-"""What CAO's settings and parameters must satisfy, checked once, at the border."""
+"""What CAO's settings, parameters and ready sketches must satisfy, checked once, at the border."""
 
 import sys
 from collections.abc import Sequence
-from typing import Any, Literal, TypeAlias, get_args
+from numbers import Real
+from typing import Any, Literal, TypeAlias, TypeGuard, get_args
 
+import torch
 from torch import Tensor
 
+from cao.linalg import Eigenpairs, inner_products
 from cao.preconditioner import NegativeCurvature, Scaling
 
 Eigensolver: TypeAlias = Literal["subspace", "lanczos"]
@@ -20,16 +23,21 @@ SKETCH_SETTINGS = (
 def check_settings(settings: dict[str, Any]) -> None:
     """Refuse settings that cannot work, saying what was wrong and what was got."""
     for name, is_fine, wanted in (
-        ("lr", settings["lr"] >= 0, "nonnegative"),
+        ("lr", is_number(settings["lr"]) and settings["lr"] >= 0, "a nonnegative number"),
         ("rank", is_whole(settings["rank"]), "a nonnegative whole number"),
         ("refresh_every", is_whole(settings["refresh_every"]) and settings["refresh_every"] >= 1, "at least 1"),
         ("damping", settings["damping"] == "auto" or is_positive(settings["damping"]), 'positive or "auto"'),
         ("power_iterations", is_whole(settings["power_iterations"]), "a nonnegative whole number"),
-        ("tolerance", settings["tolerance"] is None or settings["tolerance"] > 0, "positive or None"),
-        ("max_update_norm", settings["max_update_norm"] is None or settings["max_update_norm"] > 0, "positive or None"),
-        ("momentum", 0 <= settings["momentum"] < 1, "at least 0 and below 1"),
-        ("weight_decay", settings["weight_decay"] >= 0, "nonnegative"),
-        ("warmup_steps", settings["warmup_steps"] >= 0, "nonnegative"),
+        ("tolerance", settings["tolerance"] is None or is_positive(settings["tolerance"]), "positive or None"),
+        (
+            "max_update_norm",
+            settings["max_update_norm"] is None or is_positive(settings["max_update_norm"]),
+            "positive or None",
+        ),
+        ("momentum", is_number(settings["momentum"]) and 0 <= settings["momentum"] < 1, "at least 0 and below 1"),
+        ("weight_decay", is_number(settings["weight_decay"]) and settings["weight_decay"] >= 0, "a nonnegative number"),
+        ("warmup_steps", is_whole(settings["warmup_steps"]), "a nonnegative whole number"),
+        ("seed", isinstance(settings["seed"], int), "a whole number"),
         *(
             (name, settings[name] in get_args(options), f"one of {', '.join(get_args(options))}")
             for name, options in (
@@ -50,9 +58,14 @@ def is_whole(value: object) -> bool:
     return isinstance(value, int) and value >= 0
 
 
+def is_number(value: object) -> TypeGuard[float]:
+    """Whether the value is a number, of Python or numpy, or a tensor, as a learning rate may be."""
+    return isinstance(value, Real | Tensor)
+
+
 def is_positive(value: object) -> bool:
     """Whether the value is a positive number."""
-    return isinstance(value, int | float) and value > 0
+    return is_number(value) and bool(value > 0)
 
 
 def check_automatic_damping(settings: dict[str, Any]) -> None:
@@ -84,3 +97,16 @@ def check_gradients(params: Sequence[Tensor]) -> None:
     """Refuse gradients that cannot be multiplied by a preconditioner."""
     if any(p.grad is not None and p.grad.is_sparse for p in params):
         raise ValueError("CAO needs dense gradients, got a sparse one; build the embedding with sparse=False")
+
+
+def check_eigenpairs(pairs: Eigenpairs, size: int, rank: int) -> None:
+    """Refuse ready eigenpairs of other shapes, or with vectors that are not orthonormal; let non-finite ones pass."""
+    for name, wanted in (("vectors", (size, rank)), ("values", (rank,)), ("residuals", (rank,))):
+        got = tuple(getattr(pairs, name).shape)
+        if got != wanted:
+            raise ValueError(f"Eigenpairs must have {name} of shape {wanted}, got {got}")
+    error = float((inner_products(pairs.vectors, pairs.vectors) - torch.eye(rank).to(pairs.vectors.device)).abs().max())
+    if error > 1e-3:
+        raise ValueError(
+            f"Eigenpairs must have orthonormal vectors, got VᵀV off by {error:.2g}; torch.linalg.qr makes them so"
+        )

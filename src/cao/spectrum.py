@@ -11,7 +11,16 @@ from torch import Tensor
 
 from cao.curvature import ParameterOperator
 from cao.krylov import Quadrature, lanczos_quadrature, restarted_lanczos
-from cao.linalg import Eigenpairs, SymmetricOperator, Which, inner_products, order_of, orthonormalize, random_columns
+from cao.linalg import (
+    Eigenpairs,
+    SymmetricOperator,
+    Which,
+    inner_products,
+    order_of,
+    orthonormalize,
+    product,
+    random_columns,
+)
 
 
 @dataclass(frozen=True)
@@ -110,13 +119,13 @@ def trace(operator: SymmetricOperator, *, products: int = 60, size: int | None =
     space = space_of(operator, size)
     generator = generator_of(space, seed)
     width = min(products // 3, space.size)
-    basis = orthonormalize((operator @ probe_columns(space, width, generator)).clone())
-    within = float(inner_products(basis, operator @ basis).trace())
+    basis = orthonormalize(product(operator, probe_columns(space, width, generator)).clone())
+    within = float(inner_products(basis, product(operator, basis)).trace())
     if width == space.size:
         return Trace(within, 0.0, 2 * width)
     probes = probe_columns(space, width, generator).sign()
     probes -= basis @ (basis.T @ probes)
-    samples = inner_products(probes, operator @ probes).diagonal()
+    samples = inner_products(probes, product(operator, probes)).diagonal()
     return Trace(within + float(samples.mean()), float(samples.std()) / math.sqrt(width), 3 * width)
 
 

@@ -104,10 +104,12 @@ def correction_weights(stretches: Sequence[Stretch], gains: Sequence[float]) -> 
 def clip_factor(stretches: Sequence[Stretch], base: float, weights: Sequence[Tensor], max_update_norm: float) -> Tensor:
     """Return min(1, c/‖d‖) without a round trip to the host; each stretch of d is made and dropped again.
 
-    What stands still, with a rate of 0, does not count in the norm.
+    With different rates a stretch counts by its own over the largest: it is the move that is clipped. D^-½ alone would
+    let a group that hardly moves stop all others.
     """
-    moving = [stretch for stretch in stretches if float(stretch.settings["lr"]) != 0]
-    norms = [stretch.update(base, weights).norm() for stretch in moving]
+    rates = [float(stretch.settings["lr"]) for stretch in stretches]
+    moving = [(stretch, rate / max(rates)) for stretch, rate in zip(stretches, rates, strict=True) if rate != 0]
+    norms = [stretch.update(base, weights).norm() * share for stretch, share in moving]
     if not norms:
         return torch.ones(())
     return torch.clamp(max_update_norm / torch.stack(norms).norm(), max=1.0)
@@ -139,12 +141,13 @@ def stretches_of(
 
 
 def neighbours(params: Iterable[Tensor], places: Mapping[Tensor, int]) -> Iterator[list[Tensor]]:
-    """Join small parameters that follow each other in the sketch, or are all outside it, up to a stretch."""
+    """Join small parameters of one dtype that are neighbours in the sketch, or all outside it, up to a stretch."""
     run: list[Tensor] = []
     size, end = 0, None
     for param in params:
         start, count = places.get(param), param.numel()
-        if run and (start != end or count > SMALL or size + count > STRETCH):
+        is_other = start != end or (bool(run) and param.dtype != run[-1].dtype)
+        if run and (is_other or count > SMALL or size + count > STRETCH):
             yield run
             run, size = [], 0
         run.append(param)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, hessian, jacrev
-from torch.nn.functional import cross_entropy, l1_loss, mse_loss
+from torch.nn.functional import cross_entropy, dropout, l1_loss, mse_loss
 
 from cao import GaussNewton, Hessian, Mean, lanczos
 from cao.curvature import Reordered
@@ -209,6 +209,49 @@ def test_the_mean_of_operators_is_the_operator_of_the_joined_batch():
     whole = GaussNewton(model, inputs, lambda z: cross_entropy(z, labels))
     columns = columns_for(model)
     torch.testing.assert_close(Mean(pieces) @ columns, whole @ columns)
+
+
+def test_a_mean_puts_its_operators_into_one_order_and_refuses_other_parameters():
+    model, (inputs, labels) = network(), batch()
+    loss = lambda outputs: cross_entropy(outputs, labels)  # noqa: E731
+    forwards = GaussNewton(model, inputs, loss)
+    backwards = GaussNewton(model, inputs, loss, reversed(list(model.parameters())))
+    columns = columns_for(model)
+    torch.testing.assert_close(Mean([forwards, backwards]) @ columns, forwards @ columns)
+    with pytest.raises(ValueError, match="of a mean must act on the same parameters; it lacks 3 of them and has 0 oth"):
+        Mean([forwards, GaussNewton(model, inputs, loss, [model[0].weight])])
+
+
+class Rescaled(nn.Module):
+    """A layer divided by a number that it does not differentiate, as in quantisation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = network()
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        with torch.no_grad():
+            scale = self.inner[0].weight.abs().amax()
+        return self.inner(inputs) / scale
+
+
+def test_what_the_model_does_without_gradients_counts_as_constant():
+    model, (inputs, labels) = Rescaled(), batch()
+    scale = model.inner[0].weight.detach().abs().amax()
+    loss = lambda outputs: cross_entropy(outputs, labels)  # noqa: E731
+    expected = dense_gauss_newton(model.inner, inputs, lambda outputs: loss(outputs / scale))
+    product = GaussNewton(model, inputs, loss) @ columns_for(model)
+    torch.testing.assert_close(product, expected @ columns_for(model))
+
+
+def test_a_random_loss_of_the_outputs_moves_no_stream_and_is_the_same_in_every_product():
+    model, (inputs, labels) = network(), batch()
+    norm = nn.BatchNorm1d(3).double()
+    matrix = GaussNewton(model, inputs, lambda outputs: cross_entropy(dropout(norm(outputs), 0.5), labels))
+    before = torch.random.get_rng_state()
+    torch.testing.assert_close(matrix @ columns_for(model), matrix @ columns_for(model), rtol=0, atol=0)
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert norm.num_batches_tracked == 0
 
 
 def test_reordered_parameters_give_a_permuted_matrix():

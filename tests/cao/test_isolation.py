@@ -83,3 +83,10 @@ def test_parameters_come_back_even_where_a_module_is_registered_twice():
     with replaced_parameters(model, {weight: torch.zeros(3, 3)}):
         assert torch.equal(model(torch.ones(3)), layer.bias)
     assert model[0].weight is model[1].weight is weight
+
+
+def test_buffers_of_a_scripted_model_come_back():
+    model = torch.jit.script(nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)))
+    with isolated_forward(CPU):
+        model(torch.randn(5, 3))
+    assert model.state_dict()["1.num_batches_tracked"] == 0

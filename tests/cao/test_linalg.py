@@ -210,3 +210,12 @@ def test_small_matrices_are_decomposed_in_float64(monkeypatch):
     subspace_iteration(matrix_with(SPECTRUM, torch.float32), start(25, 3, torch.float32), 1)
     lanczos(matrix_with(SPECTRUM, torch.float32), start(25, 3, torch.float32), 1)
     assert set(seen) == {torch.float64}
+
+
+@pytest.mark.parametrize("solve", [subspace_iteration, lanczos])
+def test_an_operator_may_carry_a_graph(solve):
+    matrix = torch.diag(torch.tensor([5.0, 1.0, 2.0])).requires_grad_()
+    pairs = solve(matrix, torch.eye(3)[:, :2] + 0.1, 30)
+    assert pairs.values.tolist() == pytest.approx([5.0, 2.0], rel=1e-4)
+    assert not pairs.values.requires_grad
+    assert not pairs.vectors.requires_grad

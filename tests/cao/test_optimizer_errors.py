@@ -13,8 +13,8 @@ def params(*sizes: int) -> list[Tensor]:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"lr": -0.1}, r"lr must be nonnegative, got -0.1"),
-        ({"lr": float("nan")}, r"lr must be nonnegative, got nan"),
+        ({"lr": -0.1}, r"lr must be a nonnegative number, got -0.1"),
+        ({"lr": float("nan")}, r"lr must be a nonnegative number, got nan"),
         ({"damping": 0.0}, r'damping must be positive or "auto", got 0.0'),
         ({"damping": -1.0}, r'damping must be positive or "auto", got -1.0'),
         ({"damping": "automatic"}, r"damping must be positive or \"auto\", got 'automatic'"),
@@ -27,8 +27,12 @@ def params(*sizes: int) -> list[Tensor]:
         ({"max_update_norm": 0.0}, r"max_update_norm must be positive or None, got 0.0"),
         ({"momentum": 1.0}, r"momentum must be at least 0 and below 1, got 1.0"),
         ({"momentum": -0.1}, r"momentum must be at least 0 and below 1, got -0.1"),
-        ({"weight_decay": -0.1}, r"weight_decay must be nonnegative, got -0.1"),
-        ({"warmup_steps": -1}, r"warmup_steps must be nonnegative, got -1"),
+        ({"lr": "0.1"}, r"lr must be a nonnegative number, got '0.1'"),
+        ({"weight_decay": -0.1}, r"weight_decay must be a nonnegative number, got -0.1"),
+        ({"weight_decay": None}, r"weight_decay must be a nonnegative number, got None"),
+        ({"warmup_steps": -1}, r"warmup_steps must be a nonnegative whole number, got -1"),
+        ({"warmup_steps": 2.5}, r"warmup_steps must be a nonnegative whole number, got 2.5"),
+        ({"seed": None}, r"seed must be a whole number, got None"),
         ({"eigensolver": "power"}, r"eigensolver must be one of subspace, lanczos, got 'power'"),
         ({"negative_curvature": "abs"}, r"negative_curvature must be one of magnitude, clip, signed, got 'abs'"),
         ({"scaling": "none"}, r"scaling must be one of inverse-damping, unit, got 'none'"),
@@ -63,7 +67,7 @@ def test_settings_of_the_sketch_may_not_differ_between_groups(setting):
 def test_a_refused_group_is_not_kept():
     first, second = params(3, 3)
     optimizer = CAO([first], 0.1)
-    with pytest.raises(ValueError, match="lr must be nonnegative, got -1"):
+    with pytest.raises(ValueError, match="lr must be a nonnegative number, got -1"):
         optimizer.add_param_group({"params": [second], "lr": -1.0})
     assert len(optimizer.param_groups) == 1
     optimizer.add_param_group({"params": [second]})
@@ -155,6 +159,31 @@ def test_a_refresh_after_the_backward_pass_is_explained():
     loss.backward()
     with pytest.raises(RuntimeError, match=r"graph of this loss is gone; refresh before loss.backward\(\)"):
         optimizer.refresh_if_due(loss)
+
+
+def test_a_function_that_hands_out_an_old_graph_is_explained():
+    problem = Quadratic()
+    optimizer, loss = CAO(problem.params, 0.1), problem.loss()
+    with pytest.raises(RuntimeError, match=r"let a function run its forward pass anew at every call"):
+        optimizer.refresh_if_due(lambda: loss)
+
+
+@pytest.mark.parametrize("as_source", [lambda loss: loss(), lambda loss: loss], ids=["loss", "function"])
+def test_a_loss_of_another_model_is_refused(as_source):
+    problem, other = Quadratic(), Quadratic()
+    with pytest.raises(ValueError, match="depends on none of the parameters; build the optimizer from the very model"):
+        CAO(problem.params, 0.1).refresh_if_due(as_source(other.loss))
+
+
+def test_a_sketch_without_its_vectors_is_refused():
+    problem = Quadratic()
+    optimizer = CAO(problem.params, 0.1)
+    optimizer.refresh(problem.loss())
+    saved = optimizer.state_dict() | {"state": {}}
+    with pytest.raises(
+        ValueError, match=r"eigenvalues of a sketch but no vectors; save optimizer.state_dict\(\) whole"
+    ):
+        CAO(problem.params, 0.1).load_state_dict(saved)
 
 
 def test_the_state_of_another_optimizer_is_refused():

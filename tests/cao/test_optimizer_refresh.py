@@ -227,6 +227,39 @@ def test_a_warm_start_refines_the_last_subspace_and_a_cold_one_draws_anew():
     assert residuals[True] < 1e-2 * residuals[False]
 
 
+def test_a_warm_start_leaves_a_direction_without_curvature():
+    param = torch.ones(3, requires_grad=True)
+    optimizer = CAO([param], 0.1)
+    optimizer.refresh(param.sum())
+    assert optimizer.sketch.values == [0.0]
+    optimizer.refresh((param * torch.tensor([0.0, 1.0, 3.0])).square().sum() / 2)
+    assert optimizer.sketch.values == pytest.approx([9.0], rel=1e-2)
+
+
+def test_a_warm_start_leaves_directions_of_parameters_that_are_frozen_now():
+    head, body = torch.ones(2, requires_grad=True), torch.ones(3, requires_grad=True)
+    optimizer = CAO([head, body], 0.1)
+    body.requires_grad_(False)
+    optimizer.refresh(head.square().sum())
+    head.requires_grad_(False)
+    body.requires_grad_(True)
+    optimizer.refresh((body * torch.tensor([0.0, 1.0, 3.0])).square().sum() / 2)
+    assert optimizer.sketch.values == pytest.approx([9.0], rel=1e-2)
+
+
+@pytest.mark.parametrize("rank", [1, 3])
+def test_the_rank_may_be_set_anew_in_the_middle(rank):
+    problem = Quadratic()
+    optimizer = CAO(problem.params, 1e-3, rank=2, power_iterations=60)
+    descend(problem, optimizer, 1)
+    resumed = CAO(problem.params, 1e-3, rank=2)
+    resumed.load_state_dict(optimizer.state_dict())
+    resumed.param_groups[0]["rank"] = rank
+    descend(problem, resumed, 1)
+    resumed.refresh(problem.loss())
+    assert resumed.sketch.values == pytest.approx([9.0, -4.0, 2.0][:rank], rel=1e-6)
+
+
 def test_cold_starts_differ_from_refresh_to_refresh_and_by_seed():
     sketches = []
     for seed in (0, 1):
@@ -334,6 +367,19 @@ def test_ready_pairs_of_another_size_are_refused():
     pairs = Eigenpairs(torch.ones(2), torch.eye(6)[:, :2], torch.zeros(2))
     with pytest.raises(ValueError, match=r"shape \(6, 1\), got \(6, 2\)"):
         CAO(problem.params, 0.1).refresh(pairs)
+
+
+def test_ready_pairs_with_more_values_than_vectors_are_refused():
+    pairs = Eigenpairs(torch.ones(1), torch.eye(6)[:, :1], torch.zeros(1))
+    object.__setattr__(pairs, "values", torch.ones(2))  # Only here are shapes checked when pairs are made.
+    with pytest.raises(ValueError, match=r"values of shape \(1,\), got \(2,\)"):
+        CAO(Quadratic().params, 0.1).refresh(pairs)
+
+
+def test_ready_pairs_must_be_orthonormal():
+    pairs = Eigenpairs(torch.ones(1), 10 * torch.eye(6)[:, :1], torch.zeros(1))
+    with pytest.raises(ValueError, match=r"orthonormal vectors, got VᵀV off by 99; torch.linalg.qr"):
+        CAO(Quadratic().params, 0.1).refresh(pairs)
 
 
 def test_a_generator_object_is_refused_because_it_can_be_read_only_once():
@@ -491,6 +537,19 @@ def test_the_uncompiled_model_in_a_function_serves_a_compiled_one():
     assert sorted(optimizer.sketch.values) == pytest.approx(
         torch.linalg.eigvalsh(dense_hessian(model, data)).tolist(), abs=1e-10
     )
+
+
+@pytest.mark.parametrize("kind", ["function", "gauss-newton"])
+def test_a_compiled_model_is_run_uncompiled_in_a_refresh(kind):
+    model, data = smooth_network(), batch()
+    compiled = torch.compile(model, backend="aot_eager")
+    loss_of(compiled, data).backward()
+    values = []
+    for network in (compiled, model):
+        optimizer = CAO(model.parameters(), 0.1, rank=3)
+        optimizer.refresh(source_of(kind, network, data, None))
+        values.append(optimizer.sketch.values)
+    assert values[0] == values[1]
 
 
 def peak_bytes(run: Callable[[], object]) -> int:

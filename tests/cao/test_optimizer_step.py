@@ -278,15 +278,17 @@ def test_groups_of_different_rates_descend_where_a_diagonal_rate_would_climb():
     assert gradient @ torch.cat(params).detach() < 0
 
 
-def test_clipping_with_different_rates_measures_the_update_before_the_rate():
+def test_clipping_with_different_rates_measures_the_move_over_the_largest_rate():
     problem, rates, clip = Quadratic(sizes=(2, 4)), (0.2, 0.05), 0.7
     groups = [{"params": [p], "lr": rate} for p, rate in zip(problem.params, rates, strict=True)]
     optimizer = CAO(groups, 1.0, rank=3, damping=0.5, max_update_norm=clip, **EXACT)
     scale = torch.tensor([rates[0]] * 2 + [rates[1]] * 4, dtype=torch.float64)
     root, before = scale.sqrt(), problem.theta
     update = (dense_preconditioner(problem.matrix, 3, 0.5) @ (root * problem.gradient(before))) / root
-    assert update.norm() > clip
-    expected = before - scale * update * clip / update.norm()
+    move = scale * update
+    length = move.norm() / max(rates)
+    assert length > clip
+    expected = before - move * clip / length
     torch.testing.assert_close(descend(problem, optimizer, 1), expected, rtol=1e-9, atol=1e-11)
 
 
@@ -297,6 +299,17 @@ def test_a_frozen_group_is_left_out_of_the_clipped_norm():
     still.grad, moving.grad = torch.full_like(still, 1e9), torch.ones_like(moving)
     optimizer.step()
     assert (still.item(), moving.item()) == (0.0, -1.0)
+
+
+def test_a_group_that_hardly_moves_does_not_hold_the_others_back():
+    moves = []
+    for slow in (1e-12, 1e-6, 0.0):
+        problem = Quadratic(sizes=(2, 4))
+        groups = [{"params": [problem.params[0]]}, {"params": [problem.params[1]], "lr": slow}]
+        optimizer = CAO(groups, 0.1, rank=3, damping=0.5, max_update_norm=0.2, **EXACT)
+        before = problem.theta
+        moves.append((descend(problem, optimizer, 1) - before)[:2].norm().item())
+    assert moves == pytest.approx([0.02] * 3, rel=1e-3)
 
 
 def test_an_update_within_the_limit_is_not_clipped_and_zero_stays_zero():

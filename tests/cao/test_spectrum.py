@@ -285,3 +285,11 @@ def test_too_few_products_for_the_eigenpairs_are_refused() -> None:
         top_eigenpairs(torch.eye(10), 5, max_products=3)
     with pytest.raises(ValueError, match="max_products must be at least 4 for k = 2, got 3"):
         extreme_eigenpairs(torch.eye(10), 2, max_products=3)
+
+
+def test_an_operator_may_carry_a_graph() -> None:
+    matrix = torch.diag(torch.arange(1.0, 13.0)).requires_grad_()
+    assert trace(matrix, products=60).value == pytest.approx(78.0)
+    pairs = top_eigenpairs(matrix, 1)
+    assert not pairs.values.requires_grad
+    assert float(pairs.values[0]) == pytest.approx(12.0, rel=1e-4)

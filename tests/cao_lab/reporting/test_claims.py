@@ -174,11 +174,12 @@ def test_a_refresh_interval_without_effect_leaves_nothing_to_balance(tmp_path: P
     assert verdicts(tmp_path, runs, "refresh") == {"sensitivity": Verdict.FAILS}
 
 
-def rates(label: str, optimizer: dict[str, object], works_up_to: float) -> list[Run]:
+def rates(label: str, optimizer: dict[str, object], works_up_to: float, seeds: int = 2) -> list[Run]:
     return [
-        Run([4.0, 1.0 if rate <= works_up_to else 4.0], f"{label}-{rate}", 0, optimizer | {"lr": rate},
+        Run([4.0, 1.0 if rate <= works_up_to else 4.0], f"{label}-{rate}", seed, optimizer | {"lr": rate},
             "stable-range", "digits-mlp")
         for rate in (0.1, 0.2, 0.4, 0.8, 1.6)
+        for seed in range(seeds)
     ]  # fmt: skip
 
 
@@ -189,6 +190,12 @@ def test_a_wider_window_of_rates_has_to_clear_the_bracket(works_up_to: float, ve
     plain = rates("sgd", SGD | {"momentum": 0.0}, 0.2)
     curved = rates("cao", CAO | {"damping": 1.0}, works_up_to)
     assert verdicts(tmp_path, plain + curved, "stable range") == {"stable-range": verdict}
+
+
+def test_a_window_of_one_seed_is_no_verdict(tmp_path: Path) -> None:
+    plain = rates("sgd", SGD | {"momentum": 0.0}, 0.2, seeds=1)
+    curved = rates("cao", CAO | {"damping": 1.0}, 0.8, seeds=1)
+    assert verdicts(tmp_path, plain + curved, "stable range") == {"stable-range": Verdict.UNDECIDED}
 
 
 def test_every_claim_states_its_rule_and_the_papers_setting_is_always_listed(tmp_path: Path) -> None:
