@@ -1,5 +1,6 @@
 """What a run is: a frozen dataclass that is the command line, the log's header and its path at once."""
 
+import math
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
@@ -64,6 +65,9 @@ class RunConfig:
         for field in NOT_NEGATIVE:
             if getattr(self, field) < 0:
                 raise ConfigError(f"{field} must not be negative, got {getattr(self, field)}")
+        for field, value in {**vars(self.optimizer), "l2": self.l2}.items():
+            if isinstance(value, float) and not math.isfinite(value):
+                raise ConfigError(f"{field} must be finite, got {value}")
         if isinstance(self.optimizer, LBFGSConfig) and self.batch_size is not None:
             raise ConfigError("lbfgs needs the whole training set in a step: add --batch-size None")
         if not self.suite or Path(self.suite).is_absolute() or ".." in Path(self.suite).parts:

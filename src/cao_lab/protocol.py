@@ -1,4 +1,7 @@
-"""What was fixed before any run: thresholds, margins, prices, and which run plays which part."""
+"""What is fixed before the runs it judges: thresholds, margins, prices, and which run plays which part.
+
+What was changed later is told in docs/notebook.md.
+"""
 
 import math
 from dataclasses import dataclass
@@ -103,10 +106,11 @@ def stable_loss(task: str) -> float | None:
     return None if classes is None else STABLE_SHARE * math.log(classes)
 
 
-def without_tuning(epochs: DataFrame) -> DataFrame:
-    """Return the epochs of a tuned suite without the runs by which a rate was chosen, where fresh seeds followed."""
-    seeds = epochs.groupby("label")["seed"].transform("nunique")
-    return epochs[(epochs["seed"] != TUNING_SEED) | (seeds == 1)]
+def without_tuning(rows: DataFrame) -> DataFrame:
+    """Return runs, or their epochs, without the tuned suites' runs by which a rate was chosen before fresh seeds."""
+    seeds = rows.groupby(["suite", "task", "label"])["seed"].transform("nunique")
+    was_choosing = rows["suite"].isin(TUNED_SUITES) & (rows["seed"] == TUNING_SEED) & (seeds > 1)
+    return rows[~was_choosing]
 
 
 def parts(runs: DataFrame, suite: str) -> dict[str, str]:

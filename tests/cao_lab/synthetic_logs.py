@@ -35,6 +35,7 @@ class Run:
     seconds: float = 2.0
     budget: int | None = None
     eigenvalues: Sequence[float] = ()
+    steps_per_epoch: int = 40
 
     @property
     def products(self) -> int:
@@ -59,7 +60,7 @@ def header(run: Run) -> dict[str, Any]:
     config = {"dataset": dataset, "model": model, "epochs": run.budget or len(run.losses), "curvature": "hessian"}
     return {
         "format": 1, "status": run.status, "suite": run.suite, "task": run.task, "label": run.label, "seed": run.seed,
-        "config": config | {"optimizer": run.optimizer}, "parameters": 1000, "steps_per_epoch": 40,
+        "config": config | {"optimizer": run.optimizer}, "parameters": 1000, "steps_per_epoch": run.steps_per_epoch,
         "command": f"cao train {run.optimizer['name']} --seed {run.seed}",
         "versions": {"python": "3.11", "torch": "2.x"}, "git_commit": "0123abc",
         "device": "cpu", "threads": 1, "started_at": "2000-01-01T00:00:00Z",

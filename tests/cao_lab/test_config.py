@@ -1,4 +1,5 @@
 import json
+import math
 from typing import get_args
 
 import pytest
@@ -98,12 +99,14 @@ def test_differences_name_each_field_once():
         ("epochs", 0, "epochs must be at least 1, got 0"),
         ("batch_size", -1, "batch_size must be at least 1"),
         ("l2", -0.1, "l2 must not be negative"),
+        ("l2", math.inf, "l2 must be finite, got inf"),
+        ("optimizer", SGDConfig(lr=math.nan), "lr must be finite, got nan"),
         ("suite", "../elsewhere", "suite must be a folder name"),
     ],
 )
 def test_impossible_runs_are_refused(field, value, message):
     with pytest.raises(ConfigError, match=message):
-        RunConfig(SGDConfig(), **{field: value})
+        RunConfig(**{"optimizer": SGDConfig(), field: value})
 
 
 def test_lbfgs_on_mini_batches_is_refused_with_the_way_out():

@@ -33,7 +33,7 @@ def test_other_tasks_have_none(task: str) -> None:
     assert declared_thresholds(task) is None
 
 
-def test_a_stable_run_removes_a_quarter_of_the_loss_of_guessing() -> None:
+def test_a_stable_run_comes_below_the_loss_of_guessing() -> None:
     assert stable_loss("digits-mlp") == pytest.approx(0.85 * math.log(10))
 
 

@@ -16,6 +16,8 @@ __all__ = ["ReportError", "load_logs", "load_runs"]
 
 LABEL_KEY = RUN_KEY[:-1]
 TASK_KEY = RUN_KEY[:-2]
+WITHOUT_EPOCHS = ("lbfgs",)
+"""An epoch of these is several iterations, and compares with nobody's."""
 CURVES = ["train_loss", "train_accuracy", "test_loss", "test_accuracy"]
 
 
@@ -92,8 +94,7 @@ def first_epoch_below(epochs: DataFrame, threshold: float, prices: dict[str, flo
     excess = excess.where(np.isfinite(before["train_loss"]), 0.0)
     for unit in ("epoch", "seconds"):
         ended[f"crossing_{unit}"] = ended[unit] - excess * (ended[unit] - before[unit]).fillna(0.0)
-    # An epoch of L-BFGS is several iterations; its epochs compare with nobody's.
-    ended["crossing_epoch"] = ended["crossing_epoch"].where(ended["optimizer"] != "lbfgs")
+    ended["crossing_epoch"] = ended["crossing_epoch"].where(~ended["optimizer"].isin(WITHOUT_EPOCHS))
     units = ["epoch", "seconds", "gradient_cost", "crossing_epoch", "crossing_seconds"]
     hits = ended[ended["train_loss"] <= threshold].drop_duplicates("run").set_index("run")[units]
     runs = ended.drop_duplicates("run")[["run", *RUN_KEY, "budget"]]

@@ -1,4 +1,6 @@
-"""The paper's checkable claims, and the rule by which logs decide each. Fixed before the first evidence run.
+"""The paper's checkable claims, and the rule by which logs decide each.
+
+The rules were fixed before the runs that they judge; what was changed later is told in docs/notebook.md.
 
 A judge's docstring is its rule, word for word as the report prints it. Intervals are Student's t at 95 % over
 seeds, paired; durations are compared by the logarithm of their ratio, at the interpolated crossing of the threshold.
@@ -75,8 +77,10 @@ def factor(setting: Setting) -> Finding:
     the whole interval is below that; undecided otherwise. It asks for the size of the gain, not for its cause, and
     below the paper's size for that at the threshold declared there.
     """
-    if not {"cao", "adam"} <= setting.labels.keys() or setting.thresholds is None:
-        return untested("CAO and adam")
+    if absent := setting.lacking("cao", "adam"):
+        return untested(*absent)
+    if setting.thresholds is None:
+        return untested("a declared threshold")
     gain, note = sooner(setting, "adam", "cao", setting.thresholds.primary)
     bar = 2.95 / RATIO_MARGIN
     verdict = Verdict.HOLDS if gain.low >= bar else Verdict.FAILS if gain.high < bar else Verdict.UNDECIDED
@@ -103,9 +107,9 @@ def early_loss(setting: Setting) -> Finding:
     of the learning rate if the control's is, with confidence, at most 10 % more. Does not hold if an interval
     lies below 1. Undecided otherwise.
     """
+    if absent := setting.lacking("cao", "adam", "sgd"):
+        return untested(*absent)
     means = {part: early_means(setting.of(part)) for part in ("cao", "adam", "sgd", "matched")}
-    if means["cao"].empty or means["adam"].empty or means["sgd"].empty:
-        return untested("CAO, adam and sgd")
     ratios = {part: ratio_interval(means[part], means["cao"]) for part in ("adam", "sgd", "matched")}
     verdicts = [with_control(ratios[part], ratios["matched"]) for part in ("adam", "sgd")]
     told = "; ".join(
@@ -143,8 +147,10 @@ def rank_insensitivity(setting: Setting) -> Finding:
     accuracy within ± 1 point of k = 1, by intervals; does not hold if one of the four intervals lies wholly
     outside its margin; undecided otherwise.
     """
-    if not {"cao", "rank3", "rank5"} <= setting.labels.keys() or setting.thresholds is None:
-        return untested("CAO with k = 1, 3 and 5")
+    if absent := setting.lacking("cao", "rank3", "rank5"):
+        return untested(*absent)
+    if setting.thresholds is None:
+        return untested("a declared threshold")
     verdicts, told = [], []
     for rank in ("rank3", "rank5"):
         epochs, note = sooner(setting, rank, "cao", setting.thresholds.primary)
@@ -188,9 +194,11 @@ def overhead(setting: Setting, unit: str, claimed: float) -> Finding:
     costs = {part: run_costs(setting.of(part)).set_index("seed")[unit] for part in ("cao", "sgd")}
     ratio = ratio_interval(costs["cao"], costs["sgd"])
     if not ratio.count:
-        return untested("CAO and sgd")
+        return untested(*(setting.lacking("cao", "sgd") or ["CAO and SGD on a common seed"]))
     verdict = equality(ratio, -math.inf, claimed * RATIO_MARGIN)
-    return Finding(verdict, f"{said(ratio)} SGD's {unit.replace('_', ' ').removesuffix(' mib')}")
+    every = f"{setting.of('cao')['refresh_every'].iloc[0]:.0f}"
+    told = f"{said(ratio)} SGD's {unit.replace('_', ' ').removesuffix(' mib')}, with a refresh every {every} steps"
+    return Finding(verdict, told)
 
 
 def damping_effect(setting: Setting) -> Finding:
@@ -233,8 +241,8 @@ def ends_ratio(setting: Setting, knob: str, unit: str) -> Interval:
 
 
 def no_divergence(setting: Setting) -> Finding:
-    """Holds if CAO runs with the paper's sketch have ended and none diverged; does not hold if one did. Suites
-    that try rates at which runs fail on purpose are left out.
+    """Holds if CAO runs with the paper's sketch have ended and none diverged, to a loss that is not finite; does not
+    hold if one did. Suites that try rates at which runs fail on purpose are left out.
     """
     runs = setting.epochs[(setting.epochs["optimizer"] == "cao") & (setting.epochs["sketch"] == "top")]
     ended = runs[runs["has_ended"]].drop_duplicates(RUN_KEY)

@@ -3,7 +3,7 @@
 import csv
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -70,6 +70,7 @@ def load_logs(folder: Path) -> Logs:
         hint = f" ({missing[0]})" if missing else ""
         raise ReportError(f"no runs in {folder}{hint}: run `cao suite demo` first, or name another folder")
     found.sort(key=lambda run: [run.row[key] for key in RUN_KEY])
+    found = list(without_copies(found, missing))
     runs = DataFrame([run.row for run in found])
     runs["name"] = display_names(runs)
     runs[NUMBERS] = runs[NUMBERS].apply(pd.to_numeric, errors="coerce")
@@ -98,6 +99,8 @@ def run_folders(folder: Path) -> list[Path]:
 class RunFiles:
     """One run as its files tell it, numbers still text."""
 
+    name: str
+    """Its folder."""
     row: dict[str, Any]
     epochs: list[list[str]]
     refreshes: list[list[str]]
@@ -114,8 +117,25 @@ def load_run(path: Path, folder: Path, missing: list[str]) -> RunFiles | None:
         missing.append(f"{name}: run.json cannot be read ({error or type(error).__name__}), left out")
     else:
         epochs = load_rows(path / "epochs.csv", EPOCH_COLUMNS, name, missing)
-        return RunFiles(row, epochs, load_rows(path / "refreshes.csv", REFRESH_COLUMNS, name, missing))
+        if row["status"] == "finished" and [one[0] for one in epochs] != [str(n + 1) for n in range(row["budget"])]:
+            row["has_ended"] = False
+            missing.append(
+                f"{name}: finished, but epochs.csv is not whole ({len(epochs)} of {row['budget']} epochs), left out"
+            )
+        return RunFiles(name, row, epochs, load_rows(path / "refreshes.csv", REFRESH_COLUMNS, name, missing))
     return None
+
+
+def without_copies(runs: Iterable[RunFiles], missing: list[str]) -> Iterator[RunFiles]:
+    """Yield each run once: the copy of a run, in a backup say, is no further seed."""
+    seen: dict[tuple[Any, ...], str] = {}
+    for run in runs:
+        key = tuple(run.row[column] for column in RUN_KEY)
+        if key in seen:
+            missing.append(f"{run.name}: the same run as {seen[key]}, left out")
+        else:
+            seen[key] = run.name
+            yield run
 
 
 def run_row(header: dict[str, Any]) -> dict[str, Any]:
@@ -123,7 +143,7 @@ def run_row(header: dict[str, Any]) -> dict[str, Any]:
     if header["format"] != FORMAT:
         raise ValueError(f"format {header['format']}, this reader knows {FORMAT}")
     config, optimizer = header["config"], header["config"]["optimizer"]
-    row = {key: header[key] for key in RUN_KEY} | {"status": header["status"]}
+    row = {key: header[key] for key in RUN_KEY} | {"seed": int(header["seed"]), "status": header["status"]}
     row |= {column: optimizer.get(field) for field, column in OPTIMIZER_FIELDS.items()}
     row |= {column: config.get(field) for field, column in CONFIG_FIELDS.items()}
     # A CAO log from before a control existed means the control's neutral value.
@@ -213,9 +233,15 @@ def load_theory(folder: Path, missing: list[str]) -> DataFrame:
 
 def load_bench(folder: Path, missing: list[str]) -> DataFrame:
     """Return the benchmark's rows, empty if `cao bench` has not been run."""
-    return read_beside(
-        folder / "bench.json", lambda path: DataFrame(json.loads(path.read_text(encoding="utf-8"))), missing
-    )
+    return read_beside(folder / "bench.json", read_bench, missing)
+
+
+def read_bench(path: Path) -> DataFrame:
+    """Return the rows that have a name and a value."""
+    rows = DataFrame(json.loads(path.read_text(encoding="utf-8")))
+    if not {"name", "value"} <= set(rows.columns):
+        raise ValueError("its rows have no name and value")
+    return rows.assign(value=pd.to_numeric(rows["value"])).dropna(subset="value")
 
 
 def read_beside(path: Path, read: Callable[[Path], DataFrame], missing: list[str]) -> DataFrame:
@@ -224,6 +250,6 @@ def read_beside(path: Path, read: Callable[[Path], DataFrame], missing: list[str
         return DataFrame()
     try:
         return read(path)
-    except ValueError as error:
+    except (ValueError, TypeError) as error:
         missing.append(f"{path.name} cannot be read ({error}), left out")
         return DataFrame()

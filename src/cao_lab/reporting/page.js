@@ -24,10 +24,11 @@
     if (place < 0) return null;
     const before = place > 0 ? run.train_loss[place - 1] : null;
     const excess = before === null ? 0 : (threshold - run.train_loss[place]) / (before - run.train_loss[place]);
-    const crossing = (unit) => run[unit][place] - (place > 0 ? excess * (run[unit][place] - run[unit][place - 1]) : 0);
+    const at = run.seen ?? run; // A full batch shows its loss before the step.
+    const crossing = (unit) => at[unit][place] - (place > 0 ? excess * (at[unit][place] - at[unit][place - 1]) : 0);
     return {
-      epoch: run.epoch[place], seconds: run.seconds[place], cost: run.cost[place],
-      crossing: { epoch: crossing("epoch"), seconds: crossing("seconds") },
+      epoch: at.epoch[place], seconds: at.seconds[place], cost: at.cost[place],
+      crossing: { epoch: run.hasEpochs ? crossing("epoch") : NaN, seconds: crossing("seconds") },
     };
   }
 
@@ -37,10 +38,10 @@
   }
 
   function speedup(reference, own, unit) {
-    const logs = own.flatMap(({ seed, hit }) => {
+    const logs = finite(own.flatMap(({ seed, hit }) => {
       const other = reference.find((entry) => entry.seed === seed);
       return hit && other && other.hit ? [Math.log(other.hit.crossing[unit] / hit.crossing[unit])] : [];
-    });
+    }));
     if (!logs.length) return "–";
     const center = Math.exp(mean(logs)).toFixed(2);
     const quantile = data.quantiles[logs.length - 2];

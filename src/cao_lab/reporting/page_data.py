@@ -7,7 +7,15 @@ from typing import Any
 import numpy as np
 from pandas import DataFrame, Series
 
-from cao_lab.reporting.analysis import CURVES, gradient_cost, stability_edge, t_quantile, undeclared_threshold
+from cao_lab.reporting.analysis import (
+    CURVES,
+    WITHOUT_EPOCHS,
+    gradient_cost,
+    stability_edge,
+    t_quantile,
+    undeclared_threshold,
+    with_losses_at_their_time,
+)
 from cao_lab.reporting.palette import in_order, strokes
 from cao_lab.reporting.verdicts import Setting
 
@@ -36,6 +44,8 @@ def has_losses(setting: Setting) -> bool:
 def setting_data(setting: Setting) -> dict[str, Any]:
     """Return the curves of one task in one suite."""
     epochs = setting.best.assign(cost=lambda table: gradient_cost(table, setting.prices))
+    seen = with_losses_at_their_time(epochs.assign(gradient_cost=epochs["cost"]))
+    epochs = epochs.assign(seen_epoch=seen["epoch"], seen_seconds=seen["seconds"], seen_cost=seen["gradient_cost"])
     refreshes = setting.refreshes[setting.refreshes["label"].isin(epochs["label"])]
     methods = methods_data(setting)
     order = {method["label"]: place for place, method in enumerate(methods)}
@@ -73,7 +83,9 @@ def run_data(run: DataFrame, order: dict[str, int]) -> dict[str, Any]:
     """Return one run's columns."""
     first = run.iloc[0]
     head = {"method": order[first["label"]], "seed": int(first["seed"]), "status": first["status"]}
-    head |= {"hasEnded": bool(first["has_ended"])}
+    head |= {"hasEnded": bool(first["has_ended"]), "hasEpochs": first["optimizer"] not in WITHOUT_EPOCHS}
+    if first["steps_per_epoch"] == 1:
+        head["seen"] = {unit: numbers(run[f"seen_{unit}"]) for unit in ("epoch", "seconds", "cost")}
     return head | {column: numbers(run[column]) for column in ("epoch", "seconds", "cost", *CURVES)}
 
 

@@ -2,10 +2,11 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 from pandas import DataFrame, Series, concat
 
-from cao_lab.protocol import PAPER_THRESHOLDS, PROBING_SUITES
+from cao_lab.protocol import PAPER_THRESHOLDS, PROBING_SUITES, without_tuning
 from cao_lab.reporting.analysis import (
     LABEL_KEY,
     TASK_KEY,
@@ -220,5 +221,6 @@ TABLES: tuple[Callable[[Logs, list[Setting]], Table], ...] = (
 
 
 def make_tables(logs: Logs, found: list[Setting]) -> list[Table]:
-    """Return every table that the logs have rows for."""
-    return [table for make in TABLES if not (table := make(logs, found)).cells.empty]
+    """Return every table that the logs have rows for; as in the audit, a run that chose a rate does not count."""
+    judged = replace(logs, runs=without_tuning(logs.runs), epochs=without_tuning(logs.epochs))
+    return [table for make in TABLES if not (table := make(judged, found)).cells.empty]

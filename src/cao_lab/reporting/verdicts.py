@@ -12,7 +12,6 @@ from cao_lab.protocol import (
     PROBING_SUITES,
     RATIO_MARGIN,
     SUITE_ORDER,
-    TUNED_SUITES,
     Thresholds,
     final_train_losses,
     parts,
@@ -33,6 +32,13 @@ class Verdict(StrEnum):
     RATE = "holds only because of the learning rate"
     UNDECIDED = "undecided"
     UNTESTED = "not tested here"
+
+
+PART_NAMES = {
+    "cao": "CAO (k = 1)", "rank3": "CAO (k = 3)", "rank5": "CAO (k = 5)", "sgd": "SGD", "adam": "Adam",
+    "rank0-unit": "CAO (k = 0, d = g)",
+}  # fmt: skip
+"""What to call a part that nobody plays."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +73,10 @@ class Setting:
         """Return the epochs of one part, none if nobody plays it."""
         return self.by_label.get(self.labels.get(part, ""), self.epochs[:0])
 
+    def lacking(self, *names: str) -> list[str]:
+        """Return the parts among these that nobody plays."""
+        return [name for name in names if name not in self.labels]
+
     def name(self, part: str) -> str:
         """Return what to call the method that plays a part."""
         return self.names[self.labels[part]]
@@ -95,11 +105,13 @@ class Setting:
 
 def untested(*absent: str) -> Finding:
     """Return the finding for runs that are not there."""
-    return Finding(Verdict.UNTESTED, f"no ended runs of {' and '.join(absent)}")
+    return Finding(Verdict.UNTESTED, f"no ended runs of {' and '.join(PART_NAMES.get(one, one) for one in absent)}")
 
 
 def said(ratio: Interval) -> str:
     """Return an interval of ratios in words."""
+    if ratio.count == 0:
+        return "an unknown multiple of"
     if ratio.count < 2:
         return f"{ratio.center:.2f}× (one seed, no interval)"
     return f"{ratio.center:.2f}× [{ratio.low:.2f}, {ratio.high:.2f}]".replace("inf", "∞")
@@ -175,8 +187,8 @@ def can_tell(setting: Setting, names: Iterable[str], threshold: float) -> bool:
 
 def compare(setting: Setting, slow: str, control: str, threshold: float) -> Finding:
     """Judge whether CAO reaches a threshold sooner than another, and not by its rate alone."""
-    if "cao" not in setting.labels or slow not in setting.labels:
-        return untested(f"CAO and {slow}")
+    if absent := setting.lacking("cao", slow):
+        return untested(*absent)
     if not can_tell(setting, ("cao", slow, control), threshold):
         evidence = f"Train loss {threshold:g} was reached in a first epoch: too soon to tell"
         return Finding(Verdict.UNDECIDED, evidence, can_tell=False)
@@ -196,8 +208,7 @@ def compare(setting: Setting, slow: str, control: str, threshold: float) -> Find
 def settings(logs: Logs) -> list[Setting]:
     """Return every task of every suite, the weightiest first, with its parts recognised."""
     found = []
-    for (suite, task), rows in logs.epochs.groupby(TASK_KEY):
-        epochs = without_tuning(rows) if suite in TUNED_SUITES else rows
+    for (suite, task), epochs in without_tuning(logs.epochs).groupby(TASK_KEY):
         refreshes = logs.refreshes[(logs.refreshes["suite"] == suite) & (logs.refreshes["task"] == task)]
         runs = logs.runs[(logs.runs["suite"] == suite) & (logs.runs["task"] == task) & logs.runs["has_ended"]]
         levels, labels = thresholds_of(str(suite), str(task), epochs), parts(runs, str(suite))

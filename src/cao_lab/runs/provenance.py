@@ -27,13 +27,21 @@ def new_header(config: RunConfig, *, parameters: int, steps_per_epoch: int, devi
         "parameters": parameters,
         "steps_per_epoch": steps_per_epoch,
         "command": command_line(config),
+        **circumstances(device),
+        "started_at": now(),
+        "resumed": [],
+        "ended_at": None,
+        "message": None,
+    }
+
+
+def circumstances(device: torch.device) -> dict[str, Any]:
+    """Return with what a run is carried out; it may change where a run is resumed."""
+    return {
         "versions": versions(),
         "git_commit": git_commit(),
         "device": device_name(device),
         "threads": torch.get_num_threads(),
-        "started_at": now(),
-        "ended_at": None,
-        "message": None,
     }
 
 

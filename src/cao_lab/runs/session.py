@@ -13,7 +13,7 @@ import torch
 from cao_lab.config import ConfigError, Execution, RunConfig, config_from_dict, differences
 from cao_lab.runs import checkpoint
 from cao_lab.runs.display import Display
-from cao_lab.runs.provenance import new_header, now
+from cao_lab.runs.provenance import circumstances, new_header, now
 from cao_lab.runs.runlog import EpochRecord, LogError, RunLog, Status
 from cao_lab.runs.stopping import StopRequest, stop_requests
 from cao_lab.runs.training import Training
@@ -127,10 +127,12 @@ class Session:
         if saved is not None:
             self.training.load_state_dict(saved["training"])
         self.log.cut_back(**rows)
-        if self.log.header is None or saved is None:
+        header = self.log.header
+        if header is None or saved is None:
             self.log.write_header(self.header())
         else:
-            self.log.update_header(status="running", ended_at=None, message=None)
+            resumed = [*header.get("resumed", []), {"at": now(), **circumstances(self.training.device)}]
+            self.log.update_header(status="running", ended_at=None, message=None, resumed=resumed)
 
     def header(self) -> dict[str, Any]:
         """Return what run.json says at the start."""

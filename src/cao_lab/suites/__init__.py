@@ -39,6 +39,10 @@ def find_suite(name: str) -> tuple[str, Suite]:
     if not hasattr(module, attribute):
         raise ConfigError(f"{path} defines no {attribute}")
     suite: Suite = getattr(module, attribute)
+    is_list = isinstance(suite, Sequence) and all(isinstance(one, RunConfig) for one in suite)
+    if not is_list and not callable(suite):
+        got = type(suite).__name__
+        raise ConfigError(f"{name} must be a list of RunConfig, or a function that yields such lists, got {got}")
     return attribute, suite
 
 

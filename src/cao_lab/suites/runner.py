@@ -130,8 +130,11 @@ class SuiteRunner:
         return FinishedRun(config, status, pd.read_csv(path) if has_rows else DataFrame())
 
     def header(self, config: RunConfig) -> dict[str, Any]:
-        """Return what run.json says of a run, nothing if there is none."""
-        return read_header(self.execution.logs / config.folder) or {}
+        """Return what run.json says of a run, nothing if there is none that can be read."""
+        try:
+            return read_header(self.execution.logs / config.folder) or {}
+        except LogError:
+            return {}
 
     def epochs_done(self, config: RunConfig) -> int:
         """Return how many rows a run under way has written."""
@@ -158,6 +161,9 @@ def run_suite(name: str, execution: Execution, jobs: int) -> int:
             configs = next(rounds, None)
             while configs is not None:
                 finished = runner.run_round([replace(config, suite=folder) for config in configs])
+                if callable(suite) and runner.failures:
+                    tqdm.write("the next runs depend on those that failed: mend them and give the same command again")
+                    break
                 try:
                     configs = rounds.send(finished)
                 except StopIteration:

@@ -198,6 +198,19 @@ def test_a_window_of_one_seed_is_no_verdict(tmp_path: Path) -> None:
     assert verdicts(tmp_path, plain + curved, "stable range") == {"stable-range": Verdict.UNDECIDED}
 
 
+def test_only_what_is_absent_is_called_absent(tmp_path: Path) -> None:
+    found = audit(settings(load_logs(write_suite(tmp_path, methods({"adam": 5})))))
+    told = found[(found["suite"] == "mini") & (found["claim"] == "speed")]["evidence"].tolist()
+    assert told == ["no ended runs of CAO (k = 1)"]
+
+
+def test_a_ratio_of_nothing_is_unknown(tmp_path: Path) -> None:
+    runs = methods({"cao": 500, "adam": 500})
+    found = audit(settings(load_logs(write_suite(tmp_path, runs))))
+    told = found[(found["suite"] == "mini") & (found["claim"] == "factor")]["evidence"].tolist()
+    assert "Adam needs an unknown multiple of CAO's epochs" in told[0]
+
+
 def test_every_claim_states_its_rule_and_the_papers_setting_is_always_listed(tmp_path: Path) -> None:
     found: DataFrame = audit(settings(load_logs(write_suite(tmp_path, methods({"cao": 5})))))
     assert all(len(claim.rule) > 80 for claim in CLAIMS)

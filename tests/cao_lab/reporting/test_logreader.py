@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,36 @@ def test_a_run_without_epochs_is_there_and_said(tmp_path: Path) -> None:
     logs = load_logs(tmp_path)
     assert len(logs.runs) == 1
     assert logs.missing == ("mini/cifar100-resnet18w16-n5000/cao-rank1/seed0: running after 0 of 20 epochs",)
+
+
+def test_a_finished_run_that_lost_rows_does_not_count_and_is_said(tmp_path: Path) -> None:
+    folder = write_run(tmp_path, Run([3.0, 2.0, 1.0]))
+    lines = (folder / "epochs.csv").read_text().splitlines(keepends=True)
+    (folder / "epochs.csv").write_text("".join(lines[:2] + lines[3:]))
+    logs = load_logs(tmp_path)
+    assert not logs.epochs["has_ended"].any()
+    assert len(logs.missing) == 1
+    assert "cao-rank1/seed0: finished, but epochs.csv is not whole (2 of 3 epochs), left out" in logs.missing[0]
+
+
+def test_a_copy_of_a_run_is_no_further_seed(tmp_path: Path) -> None:
+    write_run(tmp_path, Run([3.0, 2.0, 1.0]))
+    shutil.copytree(tmp_path / "mini", tmp_path / "mini-backup")
+    logs = load_logs(tmp_path)
+    assert len(logs.runs) == 1
+    assert len(logs.missing) == 1
+    assert "the same run as mini/" in logs.missing[0]
+
+
+@pytest.mark.parametrize("seed", ["x", None])
+def test_a_seed_that_is_no_number_costs_its_run(seed: object, tmp_path: Path) -> None:
+    write_run(tmp_path, Run([3.0]))
+    folder = write_run(tmp_path, Run([3.0], seed=1))
+    header = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps(header | {"seed": seed}))
+    logs = load_logs(tmp_path)
+    assert len(logs.runs) == 1
+    assert "seed1: run.json cannot be read" in logs.missing[0]
 
 
 @pytest.mark.parametrize("header", ["", "{", "[]", '{"format": 2}', '{"format": 1}'])
@@ -110,6 +141,15 @@ def test_theory_and_bench_are_read_where_they_are(tmp_path: Path) -> None:
     logs = load_logs(tmp_path)
     assert logs.theory["verdict"].tolist() == ["holds"]
     assert logs.bench["value"].tolist() == [1.5]
+
+
+@pytest.mark.parametrize("rows", ['[{"a": 1}]', '{"name": "x"}', '[{"name": "step", "value": "fast"}]'])
+def test_rows_of_a_benchmark_without_name_and_value_are_left_out(rows: str, tmp_path: Path) -> None:
+    write_run(tmp_path, Run([3.0]))
+    (tmp_path / "bench.json").write_text(rows)
+    logs = load_logs(tmp_path)
+    assert logs.bench.empty
+    assert "bench.json cannot be read" in logs.missing[0]
 
 
 def test_broken_files_beside_the_runs_cost_a_sentence_each(tmp_path: Path) -> None:

@@ -33,11 +33,15 @@ TASK = "digits-mlp"
 
 def demo_runs() -> list[Run]:
     methods = {"adam": (ADAM, 4.0), "cao-rank1": (CAO, 2.5), "cao-rank3": (CAO | {"rank": 3}, 2.0), "sgd": (SGD, 9.0)}
+    full_batch = {"lbfgs": ({"name": "lbfgs", "lr": 1.0}, 3.0), "sgd-lr1": (SGD | {"lr": 1.0}, 3.5)}
     return [
-        Run(decay(half_life, 20, 2.3, 0.03 * seed), label, seed, config, "demo", TASK, eigenvalues=[9.0, 4.0])
-        for label, (config, half_life) in methods.items()
+        Run(
+            decay(half_life, 20, 2.3, 0.03 * seed), label, seed, config, "demo", TASK, eigenvalues=[9.0, 4.0],
+            steps_per_epoch=1 if label in full_batch else 40,
+        )
+        for label, (config, half_life) in (methods | full_batch).items()
         for seed in range(3)
-    ]
+    ]  # fmt: skip
 
 
 def page_of(logs: Logs) -> str:

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from synthetic_logs import Run, write_run
+from synthetic_logs import SGD, Run, write_run
 
 from cao_lab.reporting.claims import audit
 from cao_lab.reporting.logreader import load_logs
@@ -60,6 +60,16 @@ def test_a_spread_says_how_many_seeds_it_has(arguments: tuple[float, float, int,
 
 def test_a_ratio_without_pairs_is_a_dash() -> None:
     assert [ratio(NAN, NAN, NAN), ratio(2.0, NAN, NAN), ratio(2.0, 1.5, 2.5)] == ["–", "2.00×†", "2.00× [1.50, 2.50]"]
+
+
+def test_the_seed_that_chose_a_rate_is_in_no_table(tmp_path: Path) -> None:
+    for seed, accuracy in ((0, 0.9), (1, 0.1), (2, 0.2), (3, 0.3)):
+        write_run(tmp_path, Run([4.0, 1.0], "sgd", seed, SGD, "mini-tuned", accuracies=[0.0, accuracy]))
+    logs = load_logs(tmp_path)
+    found = {table.name: table.cells.iloc[0] for table in make_tables(logs, settings(logs))}
+    assert found["results"]["Test accuracy"] == "0.2000 ± 0.1000"
+    assert found["final-accuracy"]["SGD"] == "0.2000 ± 0.1000"
+    assert found["time-to-threshold"]["Epochs"] == "2.00 ± 0.00"
 
 
 def test_special_characters_are_escaped(tmp_path: Path) -> None:
