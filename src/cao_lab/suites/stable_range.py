@@ -1,8 +1,8 @@
 """The largest effective learning rate α/η at which training still works: the paper's "widened range" as a number.
 
 A rate works if the train loss falls below a declared value (`protocol.stable_loss`) within the budget. From a rate that
-works, factors of four lead to the first that does not, and bisection in the logarithm narrows the gap to 9 %, less
-than the margin of the verdict. Neither momentum nor clipping nor weight decay takes part.
+works, factors of four lead to the first that does not, and bisection in the logarithm narrows the gap: on digits to 9 %,
+less than the margin of the verdict, on CIFAR to 19 %. Neither momentum nor clipping nor weight decay takes part.
 """
 
 import math
@@ -18,7 +18,7 @@ RANKS = (0, 1, 5, 10)
 FIRST_RATE = 0.4
 GROWTH = 4.0
 LARGEST_RATE = 1e4
-BISECTIONS = 4
+BISECTIONS = {"digits": 4, "cifar10": 3}
 
 # Eleven eigenvalues, so that rank 10 and the first that it leaves out can be compared with 2/λ.
 MONITORED = 11
@@ -60,7 +60,7 @@ def largest_stable_rate(config: RunConfig) -> Rounds:
     else:
         return
     low, high = min(rate, rate / factor), max(rate, rate / factor)
-    for _ in range(BISECTIONS):
+    for _ in range(BISECTIONS[config.dataset]):
         middle = math.sqrt(low * high)
         probe = (yield [at_effective_rate(config, middle)])[0]
         low, high = (middle, high) if is_stable(probe) else (low, middle)
