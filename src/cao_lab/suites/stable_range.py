@@ -1,8 +1,8 @@
 """The largest effective learning rate α/η at which training still works: the paper's "widened range" as a number.
 
 A rate works if the train loss falls below a declared value (`protocol.stable_loss`) within the budget. From a rate that
-works, factors of four lead to the first that does not, and bisection in the logarithm narrows the gap: on digits to 9 %,
-less than the margin of the verdict, on CIFAR to 19 %. Neither momentum nor clipping nor weight decay takes part.
+works, factors of four lead to the first that does not, and bisection in the logarithm narrows the gap: on digits to
+9 %, less than the margin of the verdict, on CIFAR to 19 %. Neither momentum nor clipping nor weight decay takes part.
 """
 
 import math
