@@ -13,6 +13,8 @@ from cao_lab.bench.task import device
 from cao_lab.runs.provenance import device_name, git_commit, now, versions
 
 REACHED, MISSED = "#009e73", "#d55e00"
+FARTHEST = 4.0
+"""Times its target at which a value is drawn at the latest."""
 
 
 def write_rows(rows: Sequence[Row], out: Path) -> None:
@@ -60,18 +62,18 @@ def short(number: float | None) -> str:
 
 
 def target_figure(rows: Sequence[Row], title: str) -> Figure:
-    """Draw every value over its target: left of the line is reached."""
+    """Draw every value over its target: left of the line is reached; what lies too far right stands at the edge."""
     judged = [row for row in rows if row.target]
     figure = Figure(figsize=(8, 1.2 + 0.3 * len(judged)), layout="constrained")
     axes = figure.add_subplot()
     for place, row in enumerate(judged):
         target, colour = row.target or 1.0, REACHED if row.is_reached else MISSED
-        axes.errorbar(row.value / target, place, xerr=(row.spread or 0.0) / 2 / target, fmt="o", color=colour)
-        axes.annotate(f"  {with_unit(row)}", (row.value / target, place), va="bottom", fontsize=7, color=colour)
+        x = min(row.value / target, FARTHEST)
+        axes.errorbar(x, place, xerr=(row.spread or 0.0) / 2 / target, fmt="o", color=colour)
+        axes.annotate(f"  {with_unit(row)}", (x, place), va="bottom", fontsize=7, color=colour)
     axes.axvline(1, color="#444444", linewidth=0.8, linestyle=(0, (2, 2)))
     axes.set_yticks(range(len(judged)), [f"{row.name}  ≤ {short(row.target)}" for row in judged], fontsize=7)
     axes.set_ylim(len(judged) - 0.5, -0.5)
-    if any(row.value > 3 * (row.target or 1) or row.value < (row.target or 1) / 3 for row in judged):
-        axes.set_xscale("log")
+    axes.set_xlim(0, 1.2 * axes.get_xlim()[1])
     axes.set(xlabel="value / target, bars: interquartile range", title=title)
     return figure
