@@ -165,14 +165,19 @@ def draw_eigenvalues(axes: Axes, rows: DataFrame) -> None:
 
 @styled
 def stable_window_figure(windows: DataFrame) -> Figure:
-    """Draw, for each task and method, the largest effective rate that works, the next that fails, and the predicted."""
+    """Draw, for each task and method, the largest effective rate that works, the next that fails, and the predicted.
+
+    Seeds lie closely below each other.
+    """
     tasks = sorted(windows["task"].unique())
-    figure = Figure(figsize=(6.4, 1.2 + 0.32 * windows.groupby("task").size().max()), layout="constrained")
+    figure = Figure(figsize=(8.0, 1.8 + 0.2 * windows.groupby("task").size().max()), layout="constrained")
     for axes, task in zip(figure.subplots(1, len(tasks), squeeze=False).flat, tasks, strict=True):
         rows = windows[windows["task"] == task]
         methods = [method_name(row) for _, row in rows.iterrows()]
         distinct = list(dict.fromkeys(methods))
-        places = [distinct.index(method) for method in methods]
+        seeds = sorted(rows["seed"].unique())
+        shift = {seed: 0.25 * (place - (len(seeds) - 1) / 2) for place, seed in enumerate(seeds)}
+        places = [distinct.index(method) + shift[seed] for method, seed in zip(methods, rows["seed"], strict=True)]
         for place, low, high in zip(places, rows["largest_stable"], rows["smallest_unstable"], strict=True):
             axes.plot([low, high], [place, place], color="#c2185b", linewidth=1.2)
         axes.plot(rows["largest_stable"], places, "o", color="#c2185b", label="largest that works")
@@ -182,5 +187,5 @@ def stable_window_figure(windows: DataFrame) -> Figure:
         axes.set(xscale="log", xlabel="effective rate α/η", title=task)
         axes.set_yticks(range(len(distinct)), distinct)
         axes.invert_yaxis()
-    axes.legend(loc="upper left", bbox_to_anchor=(0.0, -0.25), ncols=2)
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=4)
     return figure
