@@ -1,6 +1,7 @@
 """CAO: curvature-adaptive optimization for PyTorch by periodic low-rank Hessian sketching."""
 
-from cao.curvature import GaussNewton, Hessian, Mean
+from cao.combinations import Mean
+from cao.curvature import GaussNewton, Hessian
 from cao.linalg import Eigenpairs, SymmetricOperator, lanczos, subspace_iteration
 from cao.optimizer import CAO
 from cao.preconditioner import precondition

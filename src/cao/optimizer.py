@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
-from cao.curvature import MeanOverRanks
+from cao.combinations import MeanOverRanks
 from cao.linalg import Eigenpairs, column_major, lanczos, random_columns, subspace_iteration
 from cao.preconditioner import NegativeCurvature, Scaling, base_gain, correction_gains, is_singular
 from cao.progress import Counters, Sketch, automatic_damping

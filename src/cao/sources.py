@@ -5,7 +5,8 @@ from typing import TypeAlias
 
 from torch import Tensor
 
-from cao.curvature import Hessian, LossFunction, ParameterOperator, in_order
+from cao.combinations import in_order
+from cao.curvature import Hessian, LossFunction, ParameterOperator
 from cao.linalg import Eigenpairs
 
 Source: TypeAlias = Tensor | LossFunction | ParameterOperator | Eigenpairs

@@ -10,7 +10,7 @@ from torch.func import functional_call, hessian, jacrev
 from torch.nn.functional import cross_entropy, dropout, l1_loss, mse_loss
 
 from cao import GaussNewton, Hessian, Mean, lanczos
-from cao.curvature import Reordered
+from cao.combinations import Reordered
 from cao.linalg import random_columns
 
 

@@ -5,12 +5,11 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-import torch
 from matplotlib.figure import Figure
 
 from cao_lab.bench.rows import Row
 from cao_lab.bench.task import device
-from cao_lab.runs.provenance import device_name, git_commit, now, versions
+from cao_lab.runs.provenance import circumstances, now
 
 REACHED, MISSED = "#009e73", "#d55e00"
 FARTHEST = 4.0
@@ -26,15 +25,16 @@ def write_rows(rows: Sequence[Row], out: Path) -> None:
 
 def write_summary(rows: Sequence[Row], out: Path, title: str) -> None:
     """Write bench.md and bench.png into the same folder."""
-    (out / "bench.md").write_text(f"# {title}\n\n{circumstances()}\n\n{table(rows)}", encoding="utf-8")
+    (out / "bench.md").write_text(f"# {title}\n\n{when_and_with_what()}\n\n{table(rows)}", encoding="utf-8")
     target_figure(rows, title).savefig(out / "bench.png", dpi=150)
 
 
-def circumstances() -> str:
-    """Return when, where and with what the benchmark was run."""
-    tools = ", ".join(f"{name} {version}" for name, version in versions().items())
-    threads, commit = torch.get_num_threads(), git_commit() or "unknown"
-    return f"{now()}, {device_name(device())}, {threads} threads, {tools}, commit {commit[:12]}."
+def when_and_with_what() -> str:
+    """Return the circumstances of the benchmark in a sentence."""
+    found = circumstances(device())
+    tools = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
+    commit = (found["git_commit"] or "unknown")[:12]
+    return f"{now()}, {found['device']}, {found['threads']} threads, {tools}, commit {commit}."
 
 
 def table(rows: Sequence[Row]) -> str:
