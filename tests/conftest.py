@@ -3,7 +3,9 @@
 import torch
 from jaxtyping import install_import_hook
 
-with install_import_hook(["cao.linalg", "cao.preconditioner", "cao.update", "cao.spectrum"], "beartype.beartype"):
+MODULES = [f"cao.{name}" for name in ("linalg", "eigensolvers", "preconditioner", "step", "spectrum")]
+
+with install_import_hook(MODULES, "beartype.beartype"):
     import cao  # noqa: F401
 
 # Sums repeat, and two test workers share two cores.

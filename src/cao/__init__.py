@@ -1,29 +1,35 @@
 """CAO: curvature-adaptive optimization for PyTorch by periodic low-rank Hessian sketching."""
 
-from cao.combinations import Mean
 from cao.curvature import GaussNewton, Hessian
-from cao.linalg import Eigenpairs, SymmetricOperator, lanczos, subspace_iteration
-from cao.optimizer import CAO
-from cao.preconditioner import precondition
-from cao.progress import Counters, Sketch
+from cao.eigensolvers import Lanczos, SubspaceIteration
+from cao.linalg import Eigenpairs
+from cao.operators import Mean, SymmetricOperator
+from cao.optimizer import CAO, Counters
+from cao.policies import Every, Fixed, FromSpectrum
+from cao.preconditioner import Preconditioner, precondition
+from cao.sketch import Sketch
 from cao.spectrum import SpectralDensity, Trace, extreme_eigenpairs, spectral_density, top_eigenpairs, trace
 
 __all__ = [
     "CAO",
     "Counters",
     "Eigenpairs",
+    "Every",
+    "Fixed",
+    "FromSpectrum",
     "GaussNewton",
     "Hessian",
+    "Lanczos",
     "Mean",
+    "Preconditioner",
     "Sketch",
     "SpectralDensity",
+    "SubspaceIteration",
     "SymmetricOperator",
     "Trace",
     "extreme_eigenpairs",
-    "lanczos",
     "precondition",
     "spectral_density",
-    "subspace_iteration",
     "top_eigenpairs",
     "trace",
 ]

@@ -1,7 +1,7 @@
 """The Hessian and the Gauss-Newton matrix of a mini-batch loss, as operators that multiply blocks of columns."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, TypeAlias
 
 import torch
 from jaxtyping import Float
@@ -9,24 +9,11 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.nn.parallel import DistributedDataParallel
 
-from cao.derivatives import Gradient, derivative, gradient_graph
-from cao.isolation import cloned_buffers, isolated_forward, replaced_parameters
+from cao.autograd.derivatives import Gradient, derivative, gradient_graph
+from cao.autograd.isolation import cloned_buffers, isolated_forward, replaced_parameters
+from cao.flat import FlatParams
 
 LossFunction: TypeAlias = Callable[[], Tensor | Iterable[Tensor]]
-
-
-@runtime_checkable
-class ParameterOperator(Protocol):
-    """A symmetric operator on the flattened and concatenated parameters that it carries."""
-
-    @property
-    def params(self) -> Sequence[Tensor]:
-        """The parameters, in the order of the operator's rows."""
-        ...
-
-    def __matmul__(self, columns: Tensor, /) -> Tensor:
-        """Return the operator's product with each column."""
-        ...
 
 
 class Hessian:
@@ -40,18 +27,19 @@ class Hessian:
     """
 
     def __init__(self, source: Tensor | LossFunction, params: Iterable[Tensor]) -> None:
-        self.params = list(params)
+        self.flat = FlatParams(params)
+        self.params = self.flat.params
         self._source = checked_loss(source) if isinstance(source, Tensor) else checked_function(source)
         self._gradient: Gradient | None = None
         self._parts: int | None = None
 
     def __matmul__(self, columns: Float[Tensor, "n k"]) -> Float[Tensor, "n k"]:
         """Return the Hessian's product with each column, all of them from one graph."""
-        product = zeros_of(self.params, columns)
+        product = self.flat.zeros_like(columns)
         if isinstance(self._source, Tensor):
             with cloned_buffers():  # A checkpointed graph runs parts of its forward pass again.
                 self._gradient = self._gradient or loss_gradient(self._source, self.params)
-                add_products(product, self._gradient, self.params, columns)
+                add_products(product, self._gradient, self.flat, columns)
             return product
         with isolated_forward(self.params[0].device):
             parts = self._add_parts(product, columns, self._source)
@@ -65,7 +53,7 @@ class Hessian:
         parts = 0
         # No name may hold on to a loss here: one part's graph must be gone before the next is computed.
         while (gradient := next_gradient(losses, self.params)) is not None:
-            add_products(product, gradient, self.params, columns, keep_graph=False)
+            add_products(product, gradient, self.flat, columns, keep_graph=False)
             del gradient
             parts += 1
         if parts == 0 or parts != (self._parts or parts):
@@ -97,7 +85,8 @@ class GaussNewton:
         self.inputs = inputs
         self.loss_of_outputs = loss_of_outputs
         known = list(self.model.parameters())
-        self.params = [p for p in known if p.requires_grad] if params is None else list(params)
+        self.flat = FlatParams([p for p in known if p.requires_grad] if params is None else params)
+        self.params = self.flat.params
         unknown = [tuple(p.shape) for p in self.params if not any(p is q for q in known)]
         if unknown:
             raise ValueError(f"params must be parameters of the model, got others of shapes {unknown}")
@@ -107,8 +96,8 @@ class GaussNewton:
     @torch.enable_grad()
     def __matmul__(self, columns: Float[Tensor, "n k"]) -> Float[Tensor, "n k"]:
         """Return the product with each column: J by forward mode, ∇²ℓ at the outputs, Jᵀ by reverse mode."""
-        product = zeros_of(self.params, columns)
-        directions = [unflatten(column, self.params) for column in columns.T]
+        product = self.flat.zeros_like(columns)
+        directions = [self.flat.split(column) for column in columns.T]
         # Before the graph of the outputs exists, so that the two are never in memory together.
         tangents = self._forward_tangents(directions)
         with isolated_forward(self.params[0].device):
@@ -123,7 +112,7 @@ class GaussNewton:
             (weighted,) = derivative(slope, [leaf], [tangent.to(leaf.dtype)])
             if weighted is not None:
                 is_last = index == len(tangents)
-                add_flat(target, derivative([outputs], self.params, [weighted], keep_graph=not is_last), self.params)
+                self.flat.add_to(target, derivative([outputs], self.params, [weighted], keep_graph=not is_last))
                 energies[index - 1] = (weighted * tangent).sum()
         return product if self._is_trusted(columns, product, energies, leaf.dtype) else self @ columns
 
@@ -219,35 +208,9 @@ def loss_gradient(loss: Tensor, params: Sequence[Tensor]) -> Gradient:
 
 
 def add_products(
-    product: Tensor, gradient: Gradient, params: Sequence[Tensor], columns: Tensor, *, keep_graph: bool = True
+    product: Tensor, gradient: Gradient, flat: FlatParams, columns: Tensor, *, keep_graph: bool = True
 ) -> None:
     """Add the Hessian's product with each column to the columns of `product`."""
     for index, (column, target) in enumerate(zip(columns.T, product.T, strict=True), start=1):
         is_kept = keep_graph or index < columns.shape[1]
-        add_flat(target, derivative(gradient, params, unflatten(column, params), keep_graph=is_kept), params)
-
-
-def unflatten(column: Float[Tensor, " n"], params: Sequence[Tensor]) -> list[Tensor]:
-    """Split a flat column into tensors of the parameters' shapes and types."""
-    pieces = column.split([p.numel() for p in params])
-    return [piece.view(p.shape).to(p.dtype) for piece, p in zip(pieces, params, strict=True)]
-
-
-def add_flat(target: Float[Tensor, " n"], parts: Gradient, params: Sequence[Tensor]) -> None:
-    """Add tensors of the parameters' shapes to a flat column; None adds nothing."""
-    pieces = target.split([p.numel() for p in params])
-    for piece, part in zip(pieces, parts, strict=True):
-        if part is not None:
-            if part.is_sparse:
-                raise ValueError(
-                    "curvature needs dense gradients, got a sparse one; build the embedding with sparse=False"
-                )
-            piece += part.reshape(-1)
-
-
-def zeros_of(params: Sequence[Tensor], columns: Float[Tensor, "n k"]) -> Float[Tensor, "n k"]:
-    """Return zero columns in the precision that products are accumulated in, each contiguous in memory."""
-    size = sum(p.numel() for p in params)
-    if columns.ndim != 2 or columns.shape[0] != size:
-        raise ValueError(f"expected columns of shape ({size}, k), got {tuple(columns.shape)}")
-    return columns.new_zeros(columns.shape[1], columns.shape[0]).T
+        flat.add_to(target, derivative(gradient, flat.params, flat.split(column), keep_graph=is_kept))

@@ -1,32 +1,20 @@
-"""Eigenpairs of a symmetric operator that is known only through its products with blocks of columns."""
+"""Linear algebra on tall blocks of columns: orthonormal bases, inner products, Ritz pairs."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, runtime_checkable
+from hashlib import sha256
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-Which = Literal["magnitude", "algebraic"]
+Which = Literal["magnitude", "algebraic", "both-ends"]
+"""The eigenvalues wanted: of largest magnitude, the largest, or the largest and the smallest in turn."""
 
 # Blocks of this many numbers keep the temporaries of a pass over an n × k matrix small and in cache.
 NUMBERS_AT_ONCE = 1 << 17
-
-
-@runtime_checkable
-class SymmetricOperator(Protocol):
-    """Anything that multiplies a block of columns: a dense matrix, a Hessian, a Gauss-Newton matrix."""
-
-    def __matmul__(self, columns: Tensor, /) -> Tensor:
-        """Return the operator's product with each column."""
-        ...
-
-
-def product(operator: SymmetricOperator, columns: Float[Tensor, "n k"]) -> Float[Tensor, "n k"]:
-    """Return the operator's product, without the graph that a user's own operator may leave on it."""
-    return (operator @ columns).detach()
 
 
 @dataclass(frozen=True)
@@ -63,6 +51,13 @@ def full_precision() -> Iterator[None]:
             backend.fp32_precision = precision
 
 
+def generator_for(device: torch.device, *numbers: int) -> torch.Generator:
+    """Return a random stream that depends on all the numbers, and on nothing else: no interpreter, no global stream."""
+    # Four bytes, because torch's generator on a CPU looks at the lower 32 bits of a seed only.
+    digest = sha256(repr(numbers).encode()).digest()
+    return torch.Generator(device).manual_seed(int.from_bytes(digest[:4], "big"))
+
+
 def random_columns(
     rows: int, columns: int, generator: torch.Generator, dtype: torch.dtype = torch.float32
 ) -> Float[Tensor, "n k"]:
@@ -70,105 +65,48 @@ def random_columns(
     return torch.randn(columns, rows, generator=generator, device=generator.device, dtype=dtype).T
 
 
-def subspace_iteration(
-    operator: SymmetricOperator,
-    start: Float[Tensor, "n k"],
-    iterations: int,
-    *,
-    tolerance: float | None = None,
-    which: Which = "magnitude",
-    overwrite_start: bool = False,
-) -> Eigenpairs:
-    """Approximate k extreme eigenpairs by orthogonal iteration and Rayleigh-Ritz (the paper's Algorithm 2).
-
-    Each iteration costs k products and the Rayleigh-Ritz step k more; a tolerance on the relative residuals may end it
-    sooner. For the largest algebraic values the operator is shifted by the most negative Ritz value seen, so that
-    whatever has the largest magnitude after the shift is the largest before it. Overwriting the start columns saves a
-    copy of them.
-    """
-    width = start.shape[1]
-    is_measured = [tolerance is not None or which == "algebraic"] * iterations + [True]
-    basis = orthonormalize(start if overwrite_start else column_major(start), is_rough=not is_measured[0])
-    # Two n × k blocks are alive at any time (but for the shift): no name may hold on to an old one.
-    del start
-    shift = 0.0
-    for iteration in range(iterations + 1):
-        image = product(operator, basis)
-        if is_measured[iteration]:
-            values, rotation, residuals = rayleigh_ritz(basis, image, which)
-            if iteration == iterations or (tolerance is not None and has_converged(values, residuals, tolerance)):
-                break
-            if which == "algebraic":
-                shift = max(shift, -float(values.min()))
-                image = image + shift * basis
-        del basis
-        basis = orthonormalize(image, is_rough=not is_measured[iteration + 1])
-    del image
-    return Eigenpairs(values, multiply_in_place(basis, rotation), residuals, (iteration + 1) * width)
-
-
-def lanczos(
-    operator: SymmetricOperator,
-    start: Float[Tensor, "n b"],
-    iterations: int,
-    *,
-    count: int | None = None,
-    tolerance: float | None = None,
-    which: Which = "magnitude",
-    overwrite_start: bool = False,
-) -> Eigenpairs:
-    """Approximate `count` extreme eigenpairs (by default b) by block Lanczos with full reorthogonalisation.
-
-    The basis of b·(iterations + 1) columns stays in memory, and each of them costs one product.
-    """
-    count = start.shape[1] if count is None else count
-    blocks = [orthonormalize(start if overwrite_start else column_major(start))]
-    projected = torch.zeros(0, 0, dtype=torch.float64, device=start.device)
-    for iteration in range(iterations + 1):
-        image = column_major(product(operator, blocks[-1]))
-        projected = bordered(projected, remove_components(image, blocks))
-        values, rotation = small_eigh(projected)
-        wanted = order_of(values, which)[:count]
-        values, rotation = values[wanted].to(start.dtype), rotation[:, wanted].to(start.dtype)
-        # The residual of a Ritz vector is what the newest block's image has outside the basis.
-        residuals = combine([image], rotation[-image.shape[1] :]).norm(dim=0)
-        has_enough = len(wanted) == count
-        converged = tolerance is not None and has_enough and has_converged(values, residuals, tolerance)
-        free_dimensions = start.shape[0] - len(projected)
-        if converged or iteration == iterations or free_dimensions == 0:
-            break
-        scale = float(values.abs().max()) or 1.0
-        blocks.append(next_block(image[:, :free_dimensions], blocks, scale))
-    return Eigenpairs(values, combine(blocks, rotation), residuals, len(projected))
-
-
 @full_precision()
 def rayleigh_ritz(
     basis: Float[Tensor, "n k"], image: Float[Tensor, "n k"], which: Which = "magnitude"
 ) -> tuple[Float[Tensor, " k"], Float[Tensor, "k k"], Float[Tensor, " k"]]:
     """Return Ritz values, the rotation from the basis to the Ritz vectors, and the residuals, the most wanted first."""
-    values, rotation = small_eigh(inner_products(basis, image))
-    order = order_of(values, which)
-    values, rotation = values[order], rotation[:, order]
+    values, rotation = small_eigh(inner_products(basis, image), which)
     squares = torch.zeros_like(values)
     turn = rotation.T.to(basis.dtype)
     scaled = values.to(basis.dtype).unsqueeze(1) * turn
-    for piece, image_piece in zip(row_pieces(basis), row_pieces(image), strict=True):
+    for piece, image_piece in row_pieces(basis, image):
         residual = torch.addmm(turn @ image_piece, scaled, piece, alpha=-1)
         squares += residual.square_().sum(dim=1)
     return values.to(basis.dtype), rotation.to(basis.dtype), squares.sqrt().to(basis.dtype)
 
 
-def has_converged(values: Float[Tensor, " k"], residuals: Float[Tensor, " k"], tolerance: float) -> bool:
-    """Whether every residual is below the tolerance relative to its value, or is rounding of the largest."""
+def small_eigh(matrix: Float[Tensor, "k k"], which: Which) -> tuple[Float[Tensor, " k"], Float[Tensor, "k k"]]:
+    """Decompose a small symmetric matrix in float64, the most wanted value first; NaN values where that fails."""
+    # Round-off leaves the matrix slightly asymmetric, and eigh reads one triangle only.
+    symmetric = (matrix + matrix.T).double() / 2
+    try:
+        values, rotation = torch.linalg.eigh(symmetric)
+    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
+        return torch.full_like(symmetric[0], torch.nan), torch.eye(len(symmetric)).to(symmetric)
+    order = (values.abs() if which == "magnitude" else values).argsort(descending=True)
+    if which == "both-ends":
+        order = torch.stack([order, order.flip(0)], dim=1).flatten()[: len(values)]
+    return values[order], rotation[:, order]
+
+
+def has_converged(
+    values: Float[Tensor, " k"], residuals: Float[Tensor, " k"], tolerance: float | None, which: Which
+) -> bool:
+    """Whether every residual is below the tolerance relative to its value, or is rounding of the largest.
+
+    At both ends the smallest value may be zero, so there residuals are held against the largest magnitude.
+    """
+    if tolerance is None:
+        return False
     magnitudes = values.abs()
-    rounding = 10 * torch.finfo(values.dtype).eps * magnitudes.max()
-    return bool((residuals <= (tolerance * magnitudes).clamp_min(rounding)).all())
-
-
-def order_of(values: Float[Tensor, " k"], which: Which) -> Tensor:
-    """Return the indices that put the most wanted eigenvalue first."""
-    return (values.abs() if which == "magnitude" else values).argsort(descending=True)
+    largest = magnitudes.max()
+    bounds = tolerance * (largest if which == "both-ends" else magnitudes)
+    return bool((residuals <= bounds.clamp_min(10 * torch.finfo(residuals.dtype).eps * largest)).all())
 
 
 def orthonormalize(columns: Float[Tensor, "n k"], *, is_rough: bool = False) -> Float[Tensor, "n k"]:
@@ -201,7 +139,7 @@ def inner_products(
 ) -> Float[Tensor, "j k"]:
     """Return leftᵀ right in float64, each block of rows multiplied in the given precision."""
     total = torch.zeros(left.shape[1], right.shape[1], dtype=torch.float64, device=left.device)
-    for piece, other in zip(row_pieces(left), row_pieces(right), strict=True):
+    for piece, other in row_pieces(left, right):
         piece = piece.to(dtype)
         total += piece @ (piece if left is right else other.to(dtype)).T
     return total
@@ -211,73 +149,17 @@ def inner_products(
 def multiply_in_place(columns: Float[Tensor, "n k"], matrix: Float[Tensor, "k k"]) -> Float[Tensor, "n k"]:
     """Overwrite the columns by columns @ matrix, a block of rows at a time."""
     transposed = matrix.T.to(columns.dtype)
-    for piece in row_pieces(columns):
+    for (piece,) in row_pieces(columns):
         piece.copy_(transposed @ piece)
     return columns
 
 
-def row_pieces(columns: Float[Tensor, "n k"]) -> Iterator[Float[Tensor, "k m"]]:
-    """Yield the columns in blocks of rows, transposed: each column is contiguous in memory, and multiplies best so."""
-    yield from columns.T.split(max(1, NUMBERS_AT_ONCE // columns.shape[1]), dim=1)
+def row_pieces(*blocks: Float[Tensor, "n _"]) -> Iterator[tuple[Tensor, ...]]:
+    """Yield the same rows of all blocks, transposed: each column is contiguous in memory, and multiplies best so."""
+    rows = max(1, NUMBERS_AT_ONCE // max(block.shape[1] for block in blocks))
+    yield from zip(*(block.T.split(rows, dim=1) for block in blocks), strict=True)
 
 
 def column_major(columns: Float[Tensor, "n k"]) -> Float[Tensor, "n k"]:
     """Return a copy in which each column is contiguous, as a flat parameter vector should be."""
     return columns.T.clone(memory_format=torch.contiguous_format).T
-
-
-def small_eigh(matrix: Float[Tensor, "k k"]) -> tuple[Float[Tensor, " k"], Float[Tensor, "k k"]]:
-    """Decompose a small symmetric matrix in float64; NaN values where that fails."""
-    # Round-off leaves the matrix slightly asymmetric, and eigh reads one triangle only.
-    symmetric = (matrix + matrix.T).double() / 2
-    try:
-        values, rotation = torch.linalg.eigh(symmetric)
-        return values, rotation
-    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
-        return torch.full_like(symmetric[0], torch.nan), torch.eye(len(symmetric)).to(symmetric)
-
-
-def bordered(projected: Float[Tensor, "m m"], coupling: Float[Tensor, "mb b"]) -> Float[Tensor, "mb mb"]:
-    """Return the projected matrix grown by the last block's column, and by its mirror image."""
-    old, width = projected.shape[0], coupling.shape[1]
-    grown = projected.new_zeros(old + width, old + width)
-    grown[:old, :old] = projected
-    grown[:, old:] = coupling
-    grown[old:, :old] = coupling[:old].T
-    return grown
-
-
-@full_precision()
-def remove_components(columns: Float[Tensor, "n b"], blocks: Sequence[Tensor]) -> Float[Tensor, "m b"]:
-    """Make the columns orthogonal to all blocks, in place, and return the coefficients taken out."""
-    taken: list[Tensor] = [block.new_zeros(block.shape[1], columns.shape[1]) for block in blocks]
-    for _ in range(2):  # Twice is enough to reach rounding, even where the products are not summed in float64.
-        for block, total in zip(blocks, taken, strict=True):
-            coefficients = block.T @ columns
-            columns.addmm_(block, coefficients, alpha=-1)
-            total += coefficients
-    return torch.cat(taken).double()
-
-
-def next_block(image: Float[Tensor, "n b"], blocks: Sequence[Tensor], scale: float) -> Float[Tensor, "n b"]:
-    """Return orthonormal columns that continue the Krylov space, orthogonal to all blocks.
-
-    A perturbation at rounding level turns an invariant subspace, where the image vanishes, into a random restart.
-    """
-    generator = torch.Generator(image.device).manual_seed(len(blocks))
-    noise = random_columns(image.shape[0], image.shape[1], generator, image.dtype)
-    columns = column_major(image.add(noise, alpha=torch.finfo(image.dtype).eps * scale))
-    for _ in range(2):
-        remove_components(columns, blocks)
-        columns = orthonormalize(columns)
-    return columns
-
-
-@full_precision()
-def combine(blocks: Sequence[Tensor], coefficients: Float[Tensor, "m k"]) -> Float[Tensor, "n k"]:
-    """Return [blocks] @ coefficients without joining the blocks."""
-    parts = coefficients.split([block.shape[1] for block in blocks])
-    total = blocks[0].new_zeros(coefficients.shape[1], blocks[0].shape[0]).T
-    for block, part in zip(blocks, parts, strict=True):
-        total.addmm_(block, part)
-    return total

@@ -1,66 +1,68 @@
-"""What CAO's settings, parameters and ready sketches must satisfy, checked once, at the border."""
+"""What CAO's settings and parameters must satisfy, checked once, at the border."""
 
+import math
 import sys
 from collections.abc import Sequence
-from numbers import Real
-from typing import Any, Literal, TypeAlias, TypeGuard, get_args
+from numbers import Integral, Real
+from typing import Any, TypeGuard, get_args
 
 import torch
 from torch import Tensor
 
-from cao.linalg import Eigenpairs, inner_products
+from cao.policies import Damping, Refresh, Solver
 from cao.preconditioner import NegativeCurvature, Scaling
-
-Eigensolver: TypeAlias = Literal["subspace", "lanczos"]
 
 # What the groups of one optimizer share, because there is one sketch over all of them.
 SKETCH_SETTINGS = (
     "rank", "refresh_every", "damping", "power_iterations", "tolerance", "warm_start", "eigensolver",
-    "negative_curvature", "scaling", "max_update_norm", "warmup_steps", "maximize", "seed",
+    "negative_curvature", "scaling", "max_update_norm", "warmup_steps", "maximize", "seed", "skip_nonfinite",
+    "nesterov",
 )  # fmt: skip
 
 
 def check_settings(settings: dict[str, Any]) -> None:
     """Refuse settings that cannot work, saying what was wrong and what was got."""
+    damping, refresh, solver = settings["damping"], settings["refresh_every"], settings["eigensolver"]
+    tolerance, limit, momentum = settings["tolerance"], settings["max_update_norm"], settings["momentum"]
     for name, is_fine, wanted in (
-        ("lr", is_number(settings["lr"]) and settings["lr"] >= 0, "a nonnegative number"),
+        ("lr", is_number(settings["lr"]) and settings["lr"] >= 0, "a finite nonnegative number"),
         ("rank", is_whole(settings["rank"]), "a nonnegative whole number"),
-        ("refresh_every", is_whole(settings["refresh_every"]) and settings["refresh_every"] >= 1, "at least 1"),
-        ("damping", settings["damping"] == "auto" or is_positive(settings["damping"]), 'positive or "auto"'),
+        ("refresh_every", isinstance(refresh, Refresh) or (is_whole(refresh) and refresh >= 1), "at least 1"),
+        ("damping", isinstance(damping, Damping) or damping == "auto" or is_positive(damping), 'positive or "auto"'),
         ("power_iterations", is_whole(settings["power_iterations"]), "a nonnegative whole number"),
-        ("tolerance", settings["tolerance"] is None or is_positive(settings["tolerance"]), "positive or None"),
-        (
-            "max_update_norm",
-            settings["max_update_norm"] is None or is_positive(settings["max_update_norm"]),
-            "positive or None",
-        ),
-        ("momentum", is_number(settings["momentum"]) and 0 <= settings["momentum"] < 1, "at least 0 and below 1"),
+        ("tolerance", tolerance is None or is_positive(tolerance), "positive or None"),
+        ("max_update_norm", limit is None or is_positive(limit), "positive or None"),
+        ("momentum", is_number(momentum) and 0 <= momentum < 1, "at least 0 and below 1"),
+        ("nesterov", not settings["nesterov"] or momentum > 0, "False where there is no momentum"),
         ("weight_decay", is_number(settings["weight_decay"]) and settings["weight_decay"] >= 0, "a nonnegative number"),
         ("warmup_steps", is_whole(settings["warmup_steps"]), "a nonnegative whole number"),
-        ("seed", isinstance(settings["seed"], int), "a whole number"),
+        ("seed", isinstance(settings["seed"], Integral), "a whole number"),
+        ("eigensolver", isinstance(solver, Solver) or solver in ("subspace", "lanczos"), "one of subspace, lanczos"),
         *(
             (name, settings[name] in get_args(options), f"one of {', '.join(get_args(options))}")
-            for name, options in (
-                ("eigensolver", Eigensolver),
-                ("negative_curvature", NegativeCurvature),
-                ("scaling", Scaling),
-            )
+            for name, options in (("negative_curvature", NegativeCurvature), ("scaling", Scaling))
         ),
     ):
         if not is_fine:
             raise ValueError(f"{name} must be {wanted}, got {settings[name]!r}")
+    if settings["negative_curvature"] == "signed" and momentum != 0:
+        raise ValueError(
+            f'negative_curvature="signed" needs momentum to be 0, got {momentum!r}: where λ < 0 the signed rule would '
+            "amplify the momentum at every step"
+        )
     if settings["damping"] == "auto":
         check_automatic_damping(settings)
 
 
 def is_whole(value: object) -> bool:
-    """Whether the value is a nonnegative whole number."""
-    return isinstance(value, int) and value >= 0
+    """Whether the value is a nonnegative whole number, of Python or numpy; True and False are none."""
+    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= 0
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Whether the value is a number, of Python or numpy, or a tensor, as a learning rate may be."""
-    return isinstance(value, Real | Tensor)
+    """Whether the value is a finite number, of Python or numpy, or a tensor of one, as a learning rate may be."""
+    is_one = isinstance(value, Real) or (isinstance(value, Tensor) and value.numel() == 1)
+    return is_one and math.isfinite(float(value))  # type: ignore[arg-type]
 
 
 def is_positive(value: object) -> bool:
@@ -80,33 +82,30 @@ def check_automatic_damping(settings: dict[str, Any]) -> None:
             raise ValueError(f'damping="auto" needs {name} to be {wanted}, got {settings[name]!r}')
 
 
-def check_parameters(params: Sequence[Tensor]) -> None:
-    """Refuse parameters that one sketch cannot cover."""
-    devices = {str(p.device) for p in params}
-    if len(devices) > 1:
-        raise ValueError(f"all parameters must be on one device, got {', '.join(sorted(devices))}")
+def check_unsupported(**options: Any) -> None:
+    """Refuse what torch.optim.SGD takes and CAO does not, with the reason."""
+    reasons = {
+        "dampening": "momentum is undamped here; scale lr instead",
+        "foreach": "small parameters are always stepped together, and large ones in stretches that fit the cache",
+        "fused": "there is no fused kernel for a step with a sketch",
+        "differentiable": "the step cannot be differentiated through",
+    }
+    for name, value in options.items():
+        if value:
+            raise ValueError(f"{name}={value!r} is not supported: {reasons[name]}; leave it out")
+
+
+def check_parameters(params: Sequence[Tensor], device: torch.device) -> None:
+    """Refuse parameters that one sketch on one device cannot cover."""
     tensor_module = sys.modules.get("torch.distributed.tensor")
     for param in params:
+        if param.device != device:
+            raise ValueError(f"all parameters must be on one device, got {device}, {param.device}")
+        if param.is_meta:
+            raise ValueError("parameters must hold data, got one on the meta device; use model.to_empty(device=...)")
         if param.is_complex():
             raise ValueError(f"parameters must be real, got one of {param.dtype}; use torch.view_as_real")
+        if not param.is_floating_point() or param.dtype.itemsize == 1:
+            raise ValueError(f"parameters must be float16 or wider, got one of {param.dtype}; keep a wider master copy")
         if tensor_module is not None and isinstance(param, tensor_module.DTensor):
             raise ValueError("sharded parameters (DTensor) are not supported yet; use DistributedDataParallel")
-
-
-def check_gradients(params: Sequence[Tensor]) -> None:
-    """Refuse gradients that cannot be multiplied by a preconditioner."""
-    if any(p.grad is not None and p.grad.is_sparse for p in params):
-        raise ValueError("CAO needs dense gradients, got a sparse one; build the embedding with sparse=False")
-
-
-def check_eigenpairs(pairs: Eigenpairs, size: int, rank: int) -> None:
-    """Refuse ready eigenpairs of other shapes, or with vectors that are not orthonormal; let non-finite ones pass."""
-    for name, wanted in (("vectors", (size, rank)), ("values", (rank,)), ("residuals", (rank,))):
-        got = tuple(getattr(pairs, name).shape)
-        if got != wanted:
-            raise ValueError(f"Eigenpairs must have {name} of shape {wanted}, got {got}")
-    error = float((inner_products(pairs.vectors, pairs.vectors) - torch.eye(rank).to(pairs.vectors.device)).abs().max())
-    if error > 1e-3:
-        raise ValueError(
-            f"Eigenpairs must have orthonormal vectors, got VᵀV off by {error:.2g}; torch.linalg.qr makes them so"
-        )

@@ -9,18 +9,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from cao.curvature import ParameterOperator
-from cao.krylov import Quadrature, lanczos_quadrature, restarted_lanczos
-from cao.linalg import (
-    Eigenpairs,
-    SymmetricOperator,
-    Which,
-    inner_products,
-    order_of,
-    orthonormalize,
-    product,
-    random_columns,
-)
+from cao.eigensolvers import KrylovSpace, Lanczos
+from cao.flat import FlatParams
+from cao.linalg import Eigenpairs, Which, inner_products, orthonormalize, random_columns, small_eigh
+from cao.operators import ParameterOperator, SymmetricOperator
+
+Quadrature = tuple[Float[Tensor, " m"], Float[Tensor, " m"]]
+"""Nodes and weights, the nodes ascending."""
 
 
 @dataclass(frozen=True)
@@ -67,14 +62,12 @@ def top_eigenpairs(
     """
     space = space_of(operator, size)
     checked_count(k, space, max_products)
-    return restarted_lanczos(
-        operator,
-        probe_columns(space, 1, generator_of(space, seed)),
-        k,
-        order=lambda values: order_of(values, which),
-        bound=lambda values: tolerance * values.abs(),
-        max_products=max_products or max(100, 20 * k),
-    )
+    return restarted(k, tolerance, which, max_products or max(100, 20 * k))(operator, one_probe(space, seed))
+
+
+def restarted(count: int, tolerance: float, which: Which, max_products: int) -> Lanczos:
+    """Return a Lanczos method of bounded memory that ends when its pairs have converged or its products are spent."""
+    return Lanczos(max_products - 1, tolerance, which, count, capacity=max(40, 3 * count))
 
 
 def extreme_eigenpairs(
@@ -94,14 +87,8 @@ def extreme_eigenpairs(
     space = space_of(operator, size)
     count = min(2 * k, space.size)
     checked_count(k, space, max_products, needed=count)
-    pairs = restarted_lanczos(
-        operator,
-        probe_columns(space, 1, generator_of(space, seed)),
-        count,
-        order=order_from_both_ends,
-        bound=lambda values: tolerance * values.abs().max().expand_as(values),
-        max_products=max_products or max(100, 20 * k),
-    )
+    solve = restarted(count, tolerance, "both-ends", max_products or max(100, 20 * k))
+    pairs = solve(operator, one_probe(space, seed))
     descending = pairs.values.argsort(descending=True)
     return selected(pairs, descending[:k]), selected(pairs, descending.flip(0)[:k])
 
@@ -119,13 +106,13 @@ def trace(operator: SymmetricOperator, *, products: int = 60, size: int | None =
     space = space_of(operator, size)
     generator = generator_of(space, seed)
     width = min(products // 3, space.size)
-    basis = orthonormalize(product(operator, probe_columns(space, width, generator)).clone())
-    within = float(inner_products(basis, product(operator, basis)).trace())
+    basis = orthonormalize((operator @ probe_columns(space, width, generator)).detach().clone())
+    within = float(inner_products(basis, (operator @ basis).detach()).trace())
     if width == space.size:
         return Trace(within, 0.0, 2 * width)
     probes = probe_columns(space, width, generator).sign()
     probes -= basis @ (basis.T @ probes)
-    samples = inner_products(probes, product(operator, probes)).diagonal()
+    samples = inner_products(probes, (operator @ probes).detach()).diagonal()
     return Trace(within + float(samples.mean()), float(samples.std()) / math.sqrt(width), 3 * width)
 
 
@@ -167,6 +154,17 @@ def spectral_density(
     return SpectralDensity(grid, curves.mean(dim=0), error, width, nodes, weights, sum(map(len, nodes)))
 
 
+def lanczos_quadrature(operator: SymmetricOperator, start: Float[Tensor, "n 1"], iterations: int) -> Quadrature:
+    """Return nodes and weights of the Gauss quadrature of uᵀ f(A) u for the unit vector u along `start`."""
+    space = KrylovSpace(operator, start, min(iterations, len(start)))
+    space.grow()
+    # In an invariant space the quadrature is exact, and there is nothing to grow into.
+    while len(space.projected) < min(iterations, len(start)) and not space.is_invariant:
+        space.grow()
+    nodes, rotation = small_eigh(space.projected, "algebraic")
+    return nodes.flip(0), rotation[0].square().flip(0)
+
+
 def resolution(quadratures: Sequence[Quadrature], spread: float) -> float:
     """Return the default width: three quarters of the mean gap between nodes, weighted as the nodes are.
 
@@ -186,12 +184,6 @@ def smoothed(
     """Return the sum of a Gaussian for each node, of its weight and of the given width, at the points."""
     kernel = torch.exp(-(((points[:, None] - nodes) / width) ** 2) / 2) / (width * math.sqrt(2 * math.pi))
     return kernel @ weights
-
-
-def order_from_both_ends(values: Float[Tensor, " k"]) -> Tensor:
-    """Return the indices of the largest value, the smallest, the second largest, the second smallest and so on."""
-    descending = values.argsort(descending=True)
-    return torch.stack([descending, descending.flip(0)], dim=1).flatten()[: len(values)]
 
 
 def selected(pairs: Eigenpairs, chosen: Tensor) -> Eigenpairs:
@@ -214,9 +206,8 @@ def space_of(operator: SymmetricOperator, size: int | None) -> Space:
     have torch's default type and device.
     """
     if isinstance(operator, ParameterOperator):
-        params = operator.params
-        is_double = any(p.dtype == torch.float64 for p in params)
-        space = Space(sum(p.numel() for p in params), torch.float64 if is_double else torch.float32, params[0].device)
+        flat = FlatParams(operator.params)
+        space = Space(flat.size, flat.dtype, flat.device)
     elif isinstance(operator, Tensor):
         space = Space(operator.shape[0], operator.dtype, operator.device)
     elif size is not None:
@@ -231,6 +222,11 @@ def space_of(operator: SymmetricOperator, size: int | None) -> Space:
 def generator_of(space: Space, seed: int) -> torch.Generator:
     """Return a random stream of its own, on the device of the columns."""
     return torch.Generator(space.device).manual_seed(seed)
+
+
+def one_probe(space: Space, seed: int) -> Float[Tensor, "n 1"]:
+    """Draw the start of a single Krylov space."""
+    return probe_columns(space, 1, generator_of(space, seed))
 
 
 def probe_columns(space: Space, columns: int, generator: torch.Generator) -> Float[Tensor, "n k"]:

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from torch.func import functional_call, hessian, jacrev
 from torch.nn.functional import cross_entropy, dropout, l1_loss, mse_loss
 
-from cao import GaussNewton, Hessian, Mean, lanczos
-from cao.combinations import Reordered
+from cao import GaussNewton, Hessian, Lanczos, Mean
 from cao.linalg import random_columns
+from cao.operators import Reordered
 
 
 def batch(samples: int = 12, features: int = 4, classes: int = 3) -> tuple[Tensor, Tensor]:
@@ -92,7 +92,7 @@ def test_eigenvalues_agree_with_hessian_eigenthings():
         tol=1e-10,
         seed=0,
     )
-    ours = lanczos(Hessian(cross_entropy(model(inputs), labels), model.parameters()), columns_for(model), 30)
+    ours = Lanczos(30)(Hessian(cross_entropy(model(inputs), labels), model.parameters()), columns_for(model))
     torch.testing.assert_close(
         ours.values.abs().sort().values, theirs.eigenvalues.abs().sort().values.double(), rtol=1e-5, atol=0
     )

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from cao.isolation import isolated_forward, replaced_parameters
+from cao.autograd.isolation import isolated_forward, replaced_parameters
 
 CPU = torch.device("cpu")
 

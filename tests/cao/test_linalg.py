@@ -5,10 +5,10 @@ from hypothesis import strategies as st
 from scipy.sparse.linalg import eigsh
 from torch import Tensor
 
-from cao import linalg
-from cao.linalg import lanczos, orthonormalize, random_columns, subspace_iteration
+from cao import Lanczos, SubspaceIteration, linalg
+from cao.linalg import orthonormalize, random_columns
 
-SOLVERS = [subspace_iteration, lanczos]
+SOLVERS = [SubspaceIteration, Lanczos]
 SPECTRUM = [10.0, -9.0, 8.0, -5.0, 3.0] + [0.1] * 20
 
 
@@ -35,7 +35,7 @@ class Counting:
 @pytest.mark.parametrize(("which", "wanted"), [("magnitude", [10.0, -9.0, 8.0]), ("algebraic", [10.0, 8.0, 3.0])])
 def test_a_prescribed_spectrum_with_negative_values_is_found(solve, which, wanted):
     matrix = matrix_with(SPECTRUM)
-    pairs = solve(matrix, start(25, 3), 300, tolerance=1e-9, which=which)
+    pairs = solve(300, tolerance=1e-9, which=which)(matrix, start(25, 3))
     torch.testing.assert_close(pairs.values, torch.tensor(wanted, dtype=torch.float64))
     torch.testing.assert_close(matrix @ pairs.vectors, pairs.vectors * pairs.values, atol=1e-7, rtol=0)
 
@@ -45,7 +45,7 @@ def test_eigenvalues_agree_with_scipy(solve):
     noise = torch.randn(60, 60, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
     matrix = (noise + noise.T) / 2
     expected = sorted(eigsh(matrix.numpy(), 4, which="LM")[0], key=abs, reverse=True)
-    pairs = solve(matrix, start(60, 4), 2000, tolerance=1e-8)
+    pairs = solve(2000, tolerance=1e-8)(matrix, start(60, 4))
     torch.testing.assert_close(pairs.values, torch.tensor(expected), rtol=1e-7, atol=0)
 
 
@@ -53,7 +53,7 @@ def test_eigenvalues_agree_with_scipy(solve):
 @pytest.mark.parametrize("iterations", [0, 1, 5])
 def test_residuals_are_those_of_the_returned_pairs(solve, iterations):
     matrix = matrix_with(SPECTRUM)
-    pairs = solve(matrix, start(25, 3), iterations)
+    pairs = solve(iterations)(matrix, start(25, 3))
     expected = (matrix @ pairs.vectors - pairs.vectors * pairs.values).norm(dim=0)
     torch.testing.assert_close(pairs.residuals, expected, atol=1e-10, rtol=1e-6)
 
@@ -67,7 +67,7 @@ def test_residuals_are_those_of_the_returned_pairs(solve, iterations):
 )
 def test_deficient_and_repeated_spectra_give_orthonormal_eigenvectors(solve, dtype, spectrum):
     matrix = matrix_with(spectrum, dtype)
-    pairs = solve(matrix, start(8, 4, dtype), 30)
+    pairs = solve(30)(matrix, start(8, 4, dtype))
     tolerance = 50 * torch.finfo(dtype).eps
     torch.testing.assert_close(pairs.vectors.T @ pairs.vectors, torch.eye(4, dtype=dtype), atol=tolerance, rtol=0)
     expected = torch.tensor(sorted(spectrum, key=abs, reverse=True)[:4], dtype=dtype)
@@ -77,13 +77,13 @@ def test_deficient_and_repeated_spectra_give_orthonormal_eigenvectors(solve, dty
 @pytest.mark.parametrize("solve", SOLVERS)
 def test_the_products_reported_are_the_products_made(solve):
     operator = Counting(matrix_with(SPECTRUM))
-    assert solve(operator, start(25, 2), 4).products == operator.columns == 2 * 5
+    assert solve(4)(operator, start(25, 2)).products == operator.columns == 2 * 5
 
 
 @pytest.mark.parametrize("solve", SOLVERS)
 def test_a_tolerance_saves_products_and_is_kept(solve):
     operator = Counting(matrix_with([100.0, 1.0] + [0.1] * 20))
-    pairs = solve(operator, start(22, 1), 500, tolerance=1e-3)
+    pairs = solve(500, tolerance=1e-3)(operator, start(22, 1))
     assert pairs.residuals[0] <= 1e-3 * pairs.values[0]
     assert pairs.products == operator.columns < 10
 
@@ -93,29 +93,29 @@ def test_a_good_start_needs_a_single_sweep(solve):
     matrix = matrix_with(SPECTRUM)
     eigenvalues, eigenvectors = torch.linalg.eigh(matrix)
     top = eigenvectors[:, eigenvalues.abs().argsort(descending=True)[:2]]
-    assert solve(matrix, top, 100, tolerance=1e-6).products == 2
+    assert solve(100, tolerance=1e-6)(matrix, top).products == 2
 
 
 @pytest.mark.parametrize("solve", SOLVERS)
 def test_a_non_finite_operator_gives_non_finite_pairs_and_no_exception(solve):
-    assert not solve(torch.full((6, 6), torch.nan), start(6, 2, torch.float32), 3).is_finite
+    assert not solve(3)(torch.full((6, 6), torch.nan), start(6, 2, torch.float32)).is_finite
 
 
 def test_the_start_columns_are_not_written_to():
     columns = start(25, 2)
     before = columns.clone()
-    subspace_iteration(matrix_with(SPECTRUM), columns, 2)
-    lanczos(matrix_with(SPECTRUM), columns, 2)
+    for solve in SOLVERS:
+        solve(2)(matrix_with(SPECTRUM), columns)
     assert torch.equal(columns, before)
 
 
 def test_lanczos_finds_more_pairs_than_its_block_is_wide():
-    pairs = lanczos(matrix_with(SPECTRUM), start(25, 1), 24, count=3)
+    pairs = Lanczos(24, count=3)(matrix_with(SPECTRUM), start(25, 1))
     torch.testing.assert_close(pairs.values, torch.tensor([10.0, -9.0, 8.0], dtype=torch.float64))
 
 
 def test_lanczos_stops_when_the_space_is_exhausted():
-    pairs = lanczos(matrix_with([3.0, -2.0, 1.0, 0.0, 0.0]), start(5, 2), 100)
+    pairs = Lanczos(100)(matrix_with([3.0, -2.0, 1.0, 0.0, 0.0]), start(5, 2))
     assert pairs.products == 5
     torch.testing.assert_close(pairs.values, torch.tensor([3.0, -2.0], dtype=torch.float64))
 
@@ -123,7 +123,7 @@ def test_lanczos_stops_when_the_space_is_exhausted():
 def test_lanczos_needs_fewer_products_than_subspace_iteration():
     matrix = matrix_with([1.0 / (i + 1) for i in range(40)])
     by_lanczos, by_iteration = (
-        solve(matrix, start(40, 2), 500, tolerance=1e-4).products for solve in (lanczos, subspace_iteration)
+        solve(500, tolerance=1e-4)(matrix, start(40, 2)).products for solve in (Lanczos, SubspaceIteration)
     )
     assert by_lanczos < by_iteration / 2
 
@@ -137,7 +137,7 @@ def test_lanczos_needs_fewer_products_than_subspace_iteration():
 def test_ritz_values_never_leave_the_range_of_the_spectrum(spectrum, k, seed):
     matrix = matrix_with(spectrum, seed=seed)
     for solve in SOLVERS:
-        values = solve(matrix, start(len(spectrum), k, seed=seed), 3).values
+        values = solve(3)(matrix, start(len(spectrum), k, seed=seed)).values
         assert values.min() >= min(spectrum) - 1e-8
         assert values.max() <= max(spectrum) + 1e-8
 
@@ -171,14 +171,14 @@ def test_a_rough_basis_is_orthonormal_to_a_thousandth_and_spans_the_columns(gap)
 
 def test_passes_over_blocks_of_rows_equal_one_pass(monkeypatch):
     matrix, columns = matrix_with(SPECTRUM), start(25, 3)
-    whole = subspace_iteration(matrix, columns, 5)
+    whole = SubspaceIteration(5)(matrix, columns)
     monkeypatch.setattr(linalg, "NUMBERS_AT_ONCE", 12)
-    in_blocks = subspace_iteration(matrix, columns, 5)
+    in_blocks = SubspaceIteration(5)(matrix, columns)
     torch.testing.assert_close(in_blocks.values, whole.values)
     torch.testing.assert_close(in_blocks.vectors.abs(), whole.vectors.abs())
 
 
-@pytest.mark.parametrize("solve", [subspace_iteration, lanczos])
+@pytest.mark.parametrize("solve", SOLVERS)
 def test_only_the_users_own_products_are_in_reduced_precision(solve, monkeypatch):
     """Under TF32 a basis would not be orthonormal; a network may well be multiplied so."""
     backends = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)
@@ -189,15 +189,15 @@ def test_only_the_users_own_products_are_in_reduced_precision(solve, monkeypatch
             seen["user"].add(tuple(backend.fp32_precision for backend in backends))
             return matrix_with(SPECTRUM, torch.float32) @ columns
 
-    def noted(columns):
+    def noted(*blocks):
         seen["basis"].add(tuple(backend.fp32_precision for backend in backends))
-        return real(columns)
+        return real(*blocks)
 
     real = linalg.row_pieces
     monkeypatch.setattr(linalg, "row_pieces", noted)
     try:
         torch.set_float32_matmul_precision("high")
-        solve(Operator(), start(25, 3, torch.float32), 2)
+        solve(2)(Operator(), start(25, 3, torch.float32))
         assert torch.get_float32_matmul_precision() == "high"
     finally:
         torch.set_float32_matmul_precision("highest")
@@ -207,15 +207,15 @@ def test_only_the_users_own_products_are_in_reduced_precision(solve, monkeypatch
 def test_small_matrices_are_decomposed_in_float64(monkeypatch):
     real, seen = torch.linalg.eigh, []
     monkeypatch.setattr(torch.linalg, "eigh", lambda matrix: seen.append(matrix.dtype) or real(matrix))
-    subspace_iteration(matrix_with(SPECTRUM, torch.float32), start(25, 3, torch.float32), 1)
-    lanczos(matrix_with(SPECTRUM, torch.float32), start(25, 3, torch.float32), 1)
+    for solve in SOLVERS:
+        solve(1)(matrix_with(SPECTRUM, torch.float32), start(25, 3, torch.float32))
     assert set(seen) == {torch.float64}
 
 
-@pytest.mark.parametrize("solve", [subspace_iteration, lanczos])
+@pytest.mark.parametrize("solve", SOLVERS)
 def test_an_operator_may_carry_a_graph(solve):
     matrix = torch.diag(torch.tensor([5.0, 1.0, 2.0])).requires_grad_()
-    pairs = solve(matrix, torch.eye(3)[:, :2] + 0.1, 30)
+    pairs = solve(30)(matrix, torch.eye(3)[:, :2] + 0.1)
     assert pairs.values.tolist() == pytest.approx([5.0, 2.0], rel=1e-4)
     assert not pairs.values.requires_grad
     assert not pairs.vectors.requires_grad

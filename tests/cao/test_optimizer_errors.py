@@ -13,8 +13,8 @@ def params(*sizes: int) -> list[Tensor]:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"lr": -0.1}, r"lr must be a nonnegative number, got -0.1"),
-        ({"lr": float("nan")}, r"lr must be a nonnegative number, got nan"),
+        ({"lr": -0.1}, r"lr must be a finite nonnegative number, got -0.1"),
+        ({"lr": float("nan")}, r"lr must be a finite nonnegative number, got nan"),
         ({"damping": 0.0}, r'damping must be positive or "auto", got 0.0'),
         ({"damping": -1.0}, r'damping must be positive or "auto", got -1.0'),
         ({"damping": "automatic"}, r"damping must be positive or \"auto\", got 'automatic'"),
@@ -27,7 +27,7 @@ def params(*sizes: int) -> list[Tensor]:
         ({"max_update_norm": 0.0}, r"max_update_norm must be positive or None, got 0.0"),
         ({"momentum": 1.0}, r"momentum must be at least 0 and below 1, got 1.0"),
         ({"momentum": -0.1}, r"momentum must be at least 0 and below 1, got -0.1"),
-        ({"lr": "0.1"}, r"lr must be a nonnegative number, got '0.1'"),
+        ({"lr": "0.1"}, r"lr must be a finite nonnegative number, got '0.1'"),
         ({"weight_decay": -0.1}, r"weight_decay must be a nonnegative number, got -0.1"),
         ({"weight_decay": None}, r"weight_decay must be a nonnegative number, got None"),
         ({"warmup_steps": -1}, r"warmup_steps must be a nonnegative whole number, got -1"),
@@ -67,7 +67,7 @@ def test_settings_of_the_sketch_may_not_differ_between_groups(setting):
 def test_a_refused_group_is_not_kept():
     first, second = params(3, 3)
     optimizer = CAO([first], 0.1)
-    with pytest.raises(ValueError, match="lr must be a nonnegative number, got -1"):
+    with pytest.raises(ValueError, match="lr must be a finite nonnegative number, got -1"):
         optimizer.add_param_group({"params": [second], "lr": -1.0})
     assert len(optimizer.param_groups) == 1
     optimizer.add_param_group({"params": [second]})
@@ -120,7 +120,7 @@ def test_a_model_without_trainable_parameters_is_refused():
     problem = Quadratic()
     loss = problem.loss()
     problem.params[0].requires_grad_(False)
-    with pytest.raises(ValueError, match="number of trainable parameters, got rank 1 for 0"):
+    with pytest.raises(ValueError, match="no parameter of the optimizer requires a gradient"):
         CAO(problem.params, 0.1).refresh(loss)
 
 

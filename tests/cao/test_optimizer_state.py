@@ -108,11 +108,12 @@ def test_vectors_have_their_parameters_shapes_and_keep_their_precision(dtype, ke
     model, optimizer = make(DTYPES[dtype])
     ten_steps(model, optimizer, 0)
     _, other_optimizer = resumed(model, optimizer, DTYPES[dtype])
-    for state, param in zip(other_optimizer.state.values(), model.parameters(), strict=True):
-        for index in range(3):
-            vector = state[f"vector_{index}"]
-            assert (vector.shape, vector.dtype) == (param.shape, kept)
-            assert torch.equal(vector, optimizer.state[param][f"vector_{index}"])
+    saved = optimizer.state_dict()["state"]
+    for index, param in enumerate(model.parameters()):
+        assert all(saved[index][f"vector_{i}"].shape == param.shape for i in range(3))
+    vectors = other_optimizer.sketch.vectors
+    assert vectors.dtype == kept
+    assert torch.equal(vectors, optimizer.sketch.vectors)
 
 
 def test_automatic_damping_is_part_of_the_state():
@@ -143,9 +144,9 @@ def test_a_loaded_sketch_is_a_copy():
     saved = copy.deepcopy(optimizer.state_dict())
     _, other_optimizer = make()
     other_optimizer.load_state_dict(saved)
-    for state in other_optimizer.state.values():
+    for state in saved["state"].values():
         state["vector_0"].zero_()
-    assert all(float(state["vector_0"].abs().max()) > 0 for state in saved["state"].values())
+    assert torch.equal(other_optimizer.sketch.vectors, optimizer.sketch.vectors)
 
 
 def test_a_state_loaded_twice_starts_from_the_same_place():

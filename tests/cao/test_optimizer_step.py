@@ -45,6 +45,7 @@ def step_with(optimizer: CAO, param: Tensor, gradient: list[float]) -> Tensor:
         {"weight_decay": 0.01},
         {"momentum": 0.9, "weight_decay": 0.01},
         {"momentum": 0.9, "weight_decay": 0.01, "maximize": True},
+        {"momentum": 0.9, "weight_decay": 0.01, "nesterov": True},
     ],
 )
 def test_rank_0_with_unit_scaling_is_sgd_bit_for_bit(settings):
@@ -104,24 +105,25 @@ def test_subspace_iteration_takes_the_same_steps_as_lanczos_once_both_have_conve
     torch.testing.assert_close(*ends, rtol=1e-8, atol=1e-10)
 
 
+@pytest.mark.parametrize("nesterov", [False, True])
 @pytest.mark.parametrize("decoupled", [False, True])
 @pytest.mark.parametrize("sign", [1, -1])
-def test_decay_preconditioner_clip_momentum_and_rate_come_in_the_order_of_algorithm_1(decoupled, sign):
+def test_decay_clip_momentum_preconditioner_and_rate_come_in_the_documented_order(decoupled, sign, nesterov):
     lr, damping, decay, clip, momentum = 0.05, 0.5, 0.3, 1.5, 0.8
     problem = Quadratic()
     optimizer = CAO(
         problem.params, lr, rank=2, refresh_every=100, damping=damping, weight_decay=decay, momentum=momentum,
-        max_update_norm=clip, decoupled_weight_decay=decoupled, maximize=sign < 0, **EXACT,
+        max_update_norm=clip, decoupled_weight_decay=decoupled, maximize=sign < 0, nesterov=nesterov, **EXACT,
     )  # fmt: skip
-    theta, preconditioner = problem.theta, dense_preconditioner(problem.matrix, 2, damping)
-    buffer, norms = None, []
+    theta, preconditioner = problem.theta, damping * dense_preconditioner(problem.matrix, 2, damping)
+    buffer, norms = torch.zeros_like(theta), []
     for _ in range(12):
         gradient = sign * problem.gradient(theta) + (0 if decoupled else decay) * theta
-        update = preconditioner @ gradient
-        norms.append(update.norm())
-        update = update * min(1, clip / update.norm())
-        buffer = update if buffer is None else momentum * buffer + update
-        theta = theta * (1 - lr * decay if decoupled else 1) - lr * buffer
+        norms.append((preconditioner @ gradient / damping).norm())
+        gradient = gradient * min(1, clip / norms[-1])
+        buffer = preconditioner @ (momentum * buffer + gradient)
+        update = preconditioner @ (gradient + momentum * buffer) if nesterov else buffer
+        theta = theta * (1 - lr * decay if decoupled else 1) - lr / damping * update
     torch.testing.assert_close(descend(problem, optimizer, 12), theta, rtol=1e-8, atol=1e-9)
     assert max(norms) > clip
 
@@ -325,12 +327,11 @@ def test_an_update_within_the_limit_is_not_clipped_and_zero_stays_zero():
 def test_steps_do_not_depend_on_how_parameters_are_ordered_cut_or_joined(monkeypatch, stretch, small, missing):
     ends = []
     for longest, largest_small in ((stretch, small), (100, 100)):
-        monkeypatch.setattr("cao.update.STRETCH", longest)
-        monkeypatch.setattr("cao.update.SMALL", largest_small)
-        monkeypatch.setattr("cao.storage.SMALL", largest_small)
+        monkeypatch.setattr("cao.step.STRETCH", longest)
+        monkeypatch.setattr("cao.flat.SMALL", largest_small)
         problem = Quadratic(sizes=(1, 3, 2))
         groups = [{"params": problem.params[:2], "lr": 0.02}, {"params": problem.params[2:], "momentum": 0.5}]
-        optimizer = CAO(groups, 0.01, rank=3, damping=0.5, weight_decay=0.1, max_update_norm=1.0)
+        optimizer = CAO(groups, 0.01, rank=3, damping=0.5, weight_decay=0.1, max_update_norm=1.0, **EXACT)
         for step in range(6):
             loss = problem.loss()
             optimizer.zero_grad()

@@ -47,7 +47,11 @@ def run_rank(rank: int, directory: str) -> None:
             model = DistributedDataParallel(build())
             optimizer = CAO(model.parameters(), 0.1, **SETTINGS)
             train_from(kind, model, optimizer, shares(rank))
-            ends[f"{name} {kind}"] = (flat_params(model), tuple(optimizer.sketch), tuple(optimizer.counters))
+            ends[f"{name} {kind}"] = (
+                flat_params(model),
+                (optimizer.sketch.values, optimizer.sketch.residuals, optimizer.sketch.damping),
+                tuple(optimizer.counters),
+            )
     ends["failure"], ends["buffers"] = failed_refresh(rank), buffers_around_a_refresh(rank)
     torch.save(ends, f"{directory}/rank{rank}")
     dist.destroy_process_group()

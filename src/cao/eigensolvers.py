@@ -1,0 +1,198 @@
+"""Eigensolvers for an operator known only by its products: subspace iteration and block Lanczos, each a value."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from cao.linalg import (
+    Eigenpairs,
+    Which,
+    column_major,
+    full_precision,
+    generator_for,
+    has_converged,
+    multiply_in_place,
+    orthonormalize,
+    random_columns,
+    rayleigh_ritz,
+    row_pieces,
+    small_eigh,
+)
+from cao.operators import SymmetricOperator
+
+
+@dataclass(frozen=True)
+class SubspaceIteration:
+    """Orthogonal iteration with a Rayleigh-Ritz step at its end (the paper's Algorithm 2).
+
+    Each iteration costs k products, the Rayleigh-Ritz step k more. For the largest algebraic values the operator is
+    shifted by the most negative Ritz value seen, so that the largest values have the largest magnitude.
+    """
+
+    iterations: int = 3
+    """Iterations T_pow; with a tolerance, the most that are made."""
+    tolerance: float | None = None
+    """Stop once every relative residual ‖Av − λv‖/|λ| is below this."""
+    which: Which = "magnitude"
+    """Which eigenvalues are wanted: of largest magnitude, or the largest."""
+
+    def __call__(
+        self, operator: SymmetricOperator, start: Float[Tensor, "n k"], *, overwrite_start: bool = False
+    ) -> Eigenpairs:
+        """Return as many eigenpairs as there are start columns; overwriting these saves a copy of them."""
+        width = start.shape[1]
+        is_measured = self.tolerance is not None or self.which == "algebraic"
+        basis = orthonormalize(
+            start if overwrite_start else column_major(start), is_rough=not is_measured and self.iterations > 0
+        )
+        # Two n × k blocks are alive at any time (but for the shift): no name may hold on to an old one.
+        del start
+        shift = 0.0
+        for iteration in range(self.iterations + 1):
+            image = (operator @ basis).detach()
+            is_last = iteration == self.iterations
+            if is_last or is_measured:
+                values, rotation, residuals = rayleigh_ritz(basis, image, self.which)
+                if is_last or has_converged(values, residuals, self.tolerance, self.which):
+                    break
+                if self.which == "algebraic":
+                    shift = max(shift, -float(values.min()))
+                    image = image + shift * basis
+            del basis
+            basis = orthonormalize(image, is_rough=not is_measured and iteration + 1 < self.iterations)
+        del image
+        return Eigenpairs(values, multiply_in_place(basis, rotation), residuals, (iteration + 1) * width)
+
+
+@dataclass(frozen=True)
+class Lanczos:
+    """Block Lanczos with full reorthogonalisation, and thick restarts where memory is bounded (Wu and Simon 2000).
+
+    Every column of the basis costs one product. It takes fewer products than subspace iteration and more memory.
+    """
+
+    iterations: int = 3
+    """Blocks after the first; with a tolerance, the most that are made."""
+    tolerance: float | None = None
+    """Stop once every relative residual is below this."""
+    which: Which = "magnitude"
+    """Which eigenvalues are wanted."""
+    count: int | None = None
+    """Eigenpairs to return; by default as many as there are start columns."""
+    capacity: int | None = None
+    """Columns of the basis at which the more wanted half is kept and the rest dropped; by default none is."""
+
+    def __call__(
+        self, operator: SymmetricOperator, start: Float[Tensor, "n b"], *, overwrite_start: bool = False
+    ) -> Eigenpairs:
+        """Return the most wanted eigenpairs of the block Krylov space of the start columns."""
+        width = start.shape[1]
+        count = self.count or width
+        capacity = min(self.capacity or width * (self.iterations + 1), start.shape[0])
+        space = KrylovSpace(operator, start if overwrite_start else column_major(start), capacity)
+        del start
+        for iteration in range(self.iterations + 1):
+            space.grow()
+            values, rotation = small_eigh(space.projected, self.which)
+            best, turn = values[:count], rotation[:, :count]
+            residuals = space.residual_norms(turn)
+            is_done = len(best) == count and has_converged(best, residuals, self.tolerance, self.which)
+            if is_done or iteration == self.iterations or space.is_exhausted or not bool(residuals.isfinite().all()):
+                break
+            if space.is_full:
+                kept = (capacity + count) // 2
+                space.shrink(values[:kept], rotation[:, :kept])
+        return Eigenpairs(best.to(residuals.dtype), space.combine(turn), residuals, space.products)
+
+
+class KrylovSpace:
+    """An orthonormal basis V that grows by blocks of products with an operator A, and the projection T = VᵀAV.
+
+    AV = VT + R Eᵀ, where E picks the newest columns: what A does beyond the basis is one block, the residual R. The
+    basis is one matrix of fixed capacity, so that orthogonalisation is a matrix product and memory is known beforehand.
+    """
+
+    def __init__(self, operator: SymmetricOperator, start: Float[Tensor, "n b"], capacity: int) -> None:
+        self.operator = operator
+        self.residual = start
+        self.products = 0
+        self.projected = torch.zeros(0, 0, dtype=torch.float64, device=start.device)
+        self._rows = start.new_empty(capacity, start.shape[0])
+
+    @property
+    def is_full(self) -> bool:
+        """Whether there is no room for another block; a basis of everything has room for a narrower last one."""
+        capacity, size = self._rows.shape
+        return capacity < size and len(self.projected) + self.residual.shape[1] > capacity
+
+    @property
+    def is_exhausted(self) -> bool:
+        """Whether the basis spans everything there is."""
+        return len(self.projected) == self._rows.shape[1]
+
+    @property
+    def is_invariant(self) -> bool:
+        """Whether the operator does not lead out of the space, up to rounding."""
+        return float(self.residual.norm()) <= self._rounding
+
+    def grow(self) -> None:
+        """Add the directions of the residual, or random ones where it vanishes, at the cost of a product each."""
+        size = len(self.projected)
+        basis, block = self._rows[:size], self.residual[:, : len(self._rows) - size]
+        lengths = block.norm(dim=0)
+        is_lost = lengths <= self._rounding
+        if bool(is_lost.any()):
+            generator = generator_for(block.device, self.products)
+            noise = random_columns(block.shape[0], block.shape[1], generator, block.dtype)
+            block = torch.where(is_lost, noise, block)
+        block = block / lengths.where(~is_lost, 1)
+        # Orthonormalising columns that are nearly dependent may bring back what was removed; one column is not.
+        for _ in range(min(2, block.shape[1])):
+            remove_components(block, basis)
+            block = orthonormalize(block)
+        self._rows[size : size + block.shape[1]] = block.T
+        # A copy, because an operator may hand back the very columns that it was given.
+        self.residual = column_major((self.operator @ block).detach())
+        self.products += block.shape[1]
+        coupling = remove_components(self.residual, self._rows[: size + block.shape[1]])
+        grown = torch.zeros(len(coupling), len(coupling), dtype=torch.float64, device=block.device)
+        grown[:size, :size], grown[:, size:], grown[size:, :size] = self.projected, coupling, coupling[:size].T
+        self.projected = grown
+
+    def residual_norms(self, rotation: Float[Tensor, "m k"]) -> Float[Tensor, " k"]:
+        """Return ‖A V s − V T s‖ for columns s: what the newest columns' images have outside the basis."""
+        newest = rotation[-self.residual.shape[1] :].to(self.residual.dtype)
+        norms: Tensor = (self.residual @ newest).norm(dim=0)
+        return norms
+
+    @full_precision()
+    def shrink(self, values: Float[Tensor, " k"], rotation: Float[Tensor, "m k"]) -> None:
+        """Keep only the given Ritz pairs; the residual, which they share, is the next block as before."""
+        old, new = rotation.shape
+        turn = rotation.T.to(self._rows.dtype)
+        for (piece,) in row_pieces(self._rows.T):
+            piece[:new] = turn @ piece[:old]
+        self.projected = values.diag()
+
+    @full_precision()
+    def combine(self, rotation: Float[Tensor, "m k"]) -> Float[Tensor, "n k"]:
+        """Return combinations of the basis, each contiguous in memory."""
+        return (rotation.T.to(self._rows.dtype) @ self._rows[: len(self.projected)]).T
+
+    @property
+    def _rounding(self) -> float:
+        largest = float(self.projected.abs().max()) if len(self.projected) else 0.0
+        return 10 * torch.finfo(self._rows.dtype).eps * largest
+
+
+@full_precision()
+def remove_components(columns: Float[Tensor, "n b"], rows: Float[Tensor, "m n"]) -> Float[Tensor, "m b"]:
+    """Make the columns orthogonal to orthonormal rows, in place, and return the coefficients taken out, in float64."""
+    taken = torch.zeros(len(rows), columns.shape[1], dtype=torch.float64, device=columns.device)
+    for _ in range(2):  # Twice is enough to reach rounding, even where the products are not summed in float64.
+        coefficients = rows @ columns
+        columns.addmm_(rows.T, coefficients, alpha=-1)
+        taken += coefficients
+    return taken

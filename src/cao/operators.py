@@ -1,0 +1,171 @@
+"""Symmetric operators known by their products with columns, and operators made of operators."""
+
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeVar, runtime_checkable
+
+import torch
+import torch.distributed as dist
+from jaxtyping import Float
+from torch import Tensor
+
+from cao.flat import FlatParams
+
+Result = TypeVar("Result")
+
+
+@runtime_checkable
+class SymmetricOperator(Protocol):
+    """Anything that multiplies a block of columns: a dense matrix, a Hessian, a Gauss-Newton matrix."""
+
+    def __matmul__(self, columns: Tensor, /) -> Tensor:
+        """Return the operator's product with each column."""
+        ...
+
+
+@runtime_checkable
+class ParameterOperator(Protocol):
+    """A symmetric operator on the flattened and concatenated parameters that it carries."""
+
+    @property
+    def params(self) -> Sequence[Tensor]:
+        """The parameters, in the order of the operator's rows."""
+        ...
+
+    def __matmul__(self, columns: Tensor, /) -> Tensor:
+        """Return the operator's product with each column."""
+        ...
+
+
+class Mean:
+    """The mean of operators over the same parameters, such as one for each part of a large batch."""
+
+    def __init__(self, operators: Sequence[ParameterOperator]) -> None:
+        if not operators:
+            raise ValueError("Mean needs at least one operator, got none")
+        self.params = operators[0].params
+        self.operators = [
+            in_order(operator, self.params, "all operators of a mean must act on the same parameters")
+            for operator in operators
+        ]
+
+    def __matmul__(self, columns: Float[Tensor, "n k"]) -> Float[Tensor, "n k"]:
+        """Return the mean of the operators' products."""
+        total = self.operators[0] @ columns
+        for operator in self.operators[1:]:
+            total += operator @ columns
+        return total.div_(len(self.operators))
+
+
+class Scaled:
+    """D^½ A D^½ for a positive diagonal D: one number, which scales A, or one entry per parameter."""
+
+    def __init__(self, operator: ParameterOperator, diagonal: float | Float[Tensor, " n"]) -> None:
+        self.operator, self.params = operator, operator.params
+        self.root = torch.as_tensor(diagonal).sqrt().reshape(-1, 1)
+
+    def __matmul__(self, columns: Float[Tensor, "n k"]) -> Float[Tensor, "n k"]:
+        """Return D^½ (A (D^½ columns))."""
+        root = self.root.to(columns)
+        return root * (self.operator @ (root * columns))
+
+
+class Deflated:
+    """(I − VVᵀ) A (I − VVᵀ): an operator without the directions of an orthonormal basis V."""
+
+    def __init__(self, operator: SymmetricOperator, basis: Float[Tensor, "n k"]) -> None:
+        self.operator, self.basis = operator, basis
+
+    def __matmul__(self, columns: Float[Tensor, "n k"]) -> Float[Tensor, "n k"]:
+        """Return the product outside the basis."""
+        return self._outside(self.operator @ self._outside(columns))
+
+    def _outside(self, columns: Tensor) -> Tensor:
+        return columns - self.basis @ (self.basis.T @ columns)
+
+
+class AllReduced:
+    """An operator's mean over the processes of a group, each of which holds its own share of the batch."""
+
+    def __init__(self, operator: ParameterOperator, group: dist.ProcessGroup | None) -> None:
+        self.operator, self.group, self.params = operator, group, operator.params
+
+    def __matmul__(self, columns: Float[Tensor, "n k"]) -> Float[Tensor, "n k"]:
+        """Return the mean of all ranks' products, the same bits on every rank."""
+        product = agreed(lambda: self.operator @ columns, self.group, columns.device)
+        rows = product.T.contiguous()
+        dist.all_reduce(rows, group=self.group)
+        return rows.div_(dist.get_world_size(self.group)).T
+
+
+def agreed(compute: Callable[[], Result], group: dist.ProcessGroup | None, device: torch.device) -> Result:
+    """Return what this rank computes if every rank could, or raise on all of them: nobody waits for one that failed."""
+    result, error = None, None
+    try:
+        result = compute()
+    except Exception as caught:
+        error = caught
+    failures = torch.tensor(float(error is not None), device=device)
+    dist.all_reduce(failures, group=group)
+    if error is not None:
+        raise error
+    if failures > 0:
+        raise RuntimeError(
+            f"the refresh failed on {int(failures)} other rank(s) of {dist.get_world_size(group)}, where the reason is "
+            "reported; it was given up on this one too"
+        )
+    return result  # type: ignore[return-value]
+
+
+class SymmetryProbe:
+    """An operator that watches, in its own products, whether it is symmetric: vᵀ(Aw) against wᵀ(Av).
+
+    It keeps the first column v that it multiplies, and Av, and compares them with every later column w. That costs two
+    vectors and no product.
+    """
+
+    def __init__(self, operator: ParameterOperator) -> None:
+        self.operator, self.params = operator, operator.params
+        self._first: tuple[Tensor, Tensor] | None = None
+        self._seen: list[Float[Tensor, "2 k"]] = []
+
+    @torch.no_grad()
+    def __matmul__(self, columns: Float[Tensor, "n k"]) -> Float[Tensor, "n k"]:
+        """Return the operator's product, having compared."""
+        with torch.enable_grad():
+            image = self.operator @ columns
+        if self._first is None:
+            self._first = columns[:, 0].clone(), image[:, 0].clone()
+        column, its_image = self._first
+        self._seen.append(torch.stack([its_image @ columns, column @ image]))
+        return image
+
+    @property
+    def asymmetry(self) -> float:
+        """The largest difference seen, relative to the largest product; 0 for a symmetric operator."""
+        ours, theirs = torch.cat(self._seen, dim=1).double()
+        return float((ours - theirs).abs().max() / ours.abs().max().clamp_min(torch.finfo(torch.float64).tiny))
+
+
+class Reordered:
+    """An operator whose parameters are put into another order."""
+
+    def __init__(self, operator: ParameterOperator, params: Sequence[Tensor]) -> None:
+        self.operator, self.params = operator, params
+        self._inner, self._outer = FlatParams(operator.params), FlatParams(params)
+
+    def __matmul__(self, columns: Float[Tensor, "n k"]) -> Float[Tensor, "n k"]:
+        """Return the product in the order of `params`."""
+        inner = self._outer.reorder(columns, self._inner)
+        return self._inner.reorder(self.operator @ inner, self._outer)
+
+
+def in_order(operator: ParameterOperator, params: Sequence[Tensor], demand: str) -> ParameterOperator:
+    """Return the operator on exactly these parameters, in their order; an error begins with the demand."""
+    theirs, ours = {id(p) for p in operator.params}, {id(p) for p in params}
+    if theirs != ours:
+        raise ValueError(
+            f"{demand}; it lacks {len(ours - theirs)} of them and has {len(theirs - ours)} others; "
+            "pass params=[...] when building it"
+        )
+    is_in_order = all(a is b for a, b in zip(operator.params, params, strict=True))
+    return operator if is_in_order else Reordered(operator, params)

@@ -1,0 +1,152 @@
+"""The sketch of the curvature: what it holds, how it is laid out, renewed, saved and loaded."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import accumulate
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from cao.flat import FlatParams
+from cao.linalg import Eigenpairs, inner_products, random_columns
+
+# How much of a fresh random direction each vector of a warm start is given, relative to its length. Where the Hessian
+# is block diagonal, iteration alone would never lead out of the blocks that the last subspace lies in.
+FRESH_SHARE = 0.01
+
+
+@dataclass(frozen=True)
+class Sketch:
+    """The curvature in use: eigenpairs over the trainable parameters, and the damping that goes with them."""
+
+    values: list[float]
+    """Eigenvalues λ, the largest magnitude first."""
+    residuals: list[float]
+    """‖Hv − λv‖ of each pair."""
+    damping: float
+    """The damping η chosen at this refresh."""
+    step: int
+    """The step it was taken at."""
+    params: FlatParams = field(compare=False, repr=False)
+    """The parameters it covers, in the optimizer's order."""
+    rows: Float[Tensor, "k n"] = field(compare=False, repr=False)
+    """The vectors as the rows of one matrix, over the parameters in storage order."""
+    age: int = 0
+    """Steps taken since then."""
+
+    @cached_property
+    def storage(self) -> FlatParams:
+        """The parameters in the order of the rows."""
+        return FlatParams.in_storage_order(self.params.params)
+
+    @cached_property
+    def places(self) -> dict[Tensor, int]:
+        """Where each parameter begins in the rows."""
+        storage = self.storage
+        return dict(zip(storage.params, accumulate(storage.sizes, initial=0), strict=False))
+
+    @property
+    def vectors(self) -> Float[Tensor, "n k"]:
+        """The eigenvectors as columns, over the parameters in the optimizer's order; a copy."""
+        return self.storage.reorder(self.rows.T, self.params)
+
+    def start(self, storage: FlatParams, rank: int, generator: torch.Generator) -> Float[Tensor, "n k"]:
+        """Return start columns for the next refresh: these vectors, each with a share of a fresh random direction.
+
+        A direction without curvature, or outside the parameters, is replaced: it might be mapped to zero for ever.
+        """
+        start = random_columns(storage.size, rank, generator, storage.dtype)
+        start *= FRESH_SHARE / storage.size**0.5
+        for column, row, value in zip(start.T, self.rows, self.values, strict=False):
+            if value == 0:
+                continue
+            for param, piece in zip(storage.params, column.split(storage.sizes), strict=True):
+                place = self.places.get(param)
+                if place is not None:
+                    piece += row[place : place + param.numel()].to(piece)
+        return start
+
+
+def saved_shares(sketch: Sketch | None, params: Sequence[Tensor], rank: int) -> dict[Tensor, dict[str, Tensor]]:
+    """Return each parameter's share of the vectors, shaped like it; zeros hold the place of a sketch to come."""
+    if sketch is None:
+        flat = FlatParams(params)
+        names = [f"vector_{index}" for index in range(rank)]
+        return {p: {name: torch.zeros_like(p, dtype=flat.dtype) for name in names} for p in params if p.requires_grad}
+    pieces = sketch.rows.split(sketch.storage.sizes, dim=1)
+    return {
+        param: {f"vector_{index}": row.view(param.shape) for index, row in enumerate(piece)}
+        for param, piece in zip(sketch.storage.params, pieces, strict=True)
+    }
+
+
+def loaded_sketch(saved: Mapping[str, Any], shares: Mapping[Tensor, Mapping[str, Tensor]]) -> Sketch | None:
+    """Return the sketch whose numbers and whose shares, by parameter, were saved."""
+    if not saved["values"]:
+        return None
+    params = FlatParams(shares)
+    storage = FlatParams.in_storage_order(shares)
+    rows = torch.zeros(len(saved["values"]), storage.size, dtype=storage.dtype, device=storage.device)
+    for param, piece in zip(storage.params, rows.split(storage.sizes, dim=1), strict=True):
+        for index, row in enumerate(piece):
+            row.view(param.shape).copy_(shares[param][f"vector_{index}"])
+    numbers = (list(saved["values"]), list(saved["residuals"]), saved["damping"], saved["refreshed_at"])
+    return Sketch(*numbers, params, rows)
+
+
+def check_eigenpairs(pairs: Eigenpairs, size: int, rank: int) -> None:
+    """Refuse ready eigenpairs of other shapes, or with vectors that are not orthonormal; let non-finite ones pass."""
+    for name, wanted in (("vectors", (size, rank)), ("values", (rank,)), ("residuals", (rank,))):
+        got = tuple(getattr(pairs, name).shape)
+        if got != wanted:
+            raise ValueError(f"Eigenpairs must have {name} of shape {wanted}, got {got}")
+    error = float((inner_products(pairs.vectors, pairs.vectors) - torch.eye(rank).to(pairs.vectors.device)).abs().max())
+    if error > 1e-3:
+        raise ValueError(
+            f"Eigenpairs must have orthonormal vectors, got VᵀV off by {error:.2g}; torch.linalg.qr makes them so"
+        )
+
+
+@dataclass
+class Progress:
+    """What an optimizer has done so far, and its sketch: one object, so that whatever wraps the optimizer shares it."""
+
+    steps: int = 0
+    refreshes: int = 0
+    """Successful refreshes."""
+    hessian_products: int = 0
+    indefinite_refreshes: int = 0
+    """Refreshes at which the paper's (B + ηI)⁻¹ would not have been positive definite."""
+    failed_refreshes: int = 0
+    """Refreshes that came out non-finite and were discarded."""
+    singular_directions: int = 0
+    """Directions left to the complement because λ + η vanished under the signed rule."""
+    nonfinite_steps: int | Tensor = 0
+    """Steps whose gradient was not finite, taken without the sketch or skipped."""
+    attempts: int = 0
+    attempted_at: int = -1
+    damping: float | None = None
+    """The last damping that was chosen at a refresh."""
+    has_warned: list[str] = field(default_factory=list)
+    sketch: Sketch | None = None
+
+    def saved(self) -> dict[str, Any]:
+        """Return the numbers, as they are saved; the vectors are saved by parameter."""
+        numbers = {name: value for name, value in vars(self).items() if name != "sketch"}
+        sketch = self.sketch
+        return numbers | {
+            "nonfinite_steps": int(self.nonfinite_steps),
+            "has_warned": list(self.has_warned),
+            "values": sketch.values if sketch else [],
+            "residuals": sketch.residuals if sketch else [],
+            "refreshed_at": sketch.step if sketch else -1,
+        }
+
+    def load(self, saved: Mapping[str, Any], sketch: Sketch | None) -> None:
+        """Take over saved numbers, in place; those that an older version did not save start anew."""
+        for name, value in vars(Progress()).items():
+            setattr(self, name, saved.get(name, value))
+        self.has_warned, self.sketch = list(saved["has_warned"]), sketch

@@ -1,0 +1,213 @@
+"""One step on flat stretches of parameters: clipping, momentum, the preconditioner, and the move."""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from cao import flat
+from cao.flat import FlatParams
+from cao.sketch import Sketch
+
+# Large parameters are worked on in stretches of this many numbers, which stay in the cache between operations.
+STRETCH = 1 << 20
+
+State = Mapping[Tensor, dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """A part of a large parameter, or several small ones that are neighbours in the sketch."""
+
+    params: list[Tensor]
+    buffers: list[Tensor]
+    """Momentum buffers, shaped like the parameters; empty without momentum."""
+    gradient: Float[Tensor, " n"]
+    rows: Sequence[Float[Tensor, " n"]]
+    """The sketched eigenvectors' entries here; none where the sketch does not reach."""
+    settings: Mapping[str, Any]
+    rate: float
+    """√(lr / largest lr): the group's entry in D^½."""
+
+    def slope(self, clip: Tensor | None) -> Float[Tensor, " n"]:
+        """Return the gradient with its sign, weight decay and clipping, in the precision of the sketch."""
+        gradient = -self.gradient if self.settings["maximize"] else self.gradient
+        decay = 0.0 if self.settings["decoupled_weight_decay"] else self.settings["weight_decay"]
+        if decay != 0:
+            gradient = gradient.add(flattened(self.params), alpha=decay)
+        gradient = gradient.to(self.rows[0].dtype) if self.rows else gradient
+        return gradient if clip is None else gradient * clip
+
+    def average(self, clip: Tensor | None) -> Float[Tensor, " n"]:
+        """Return what the step follows: the momentum buffer, or without momentum the slope."""
+        return flattened(self.buffers) if self.buffers else self.slope(clip)
+
+    def look_ahead(self, clip: Tensor | None) -> Float[Tensor, " n"]:
+        """Return what Nesterov's step follows."""
+        slope = self.slope(clip)
+        return slope.add(flattened(self.buffers), alpha=self.settings["momentum"]) if self.buffers else slope
+
+    def add(self, targets: list[Tensor], factor: float, vector: Tensor | None, weights: Sequence[Tensor]) -> None:
+        """Add factor · (vector + V·weights) to targets that are shaped like the parameters."""
+        target = targets[0]
+        # Term by term, without a vector for the sum, where the target is one flat piece of the right precision.
+        is_direct = len(targets) == 1 and target.ndim == 1 and (not self.rows or self.rows[0].dtype == target.dtype)
+        total = target if is_direct else torch.zeros_like(self.gradient, dtype=self.dtype)
+        scale = factor if is_direct else 1.0
+        if vector is not None:
+            total.add_(vector, alpha=scale)
+        # Outside the sketch there are weights, but no rows.
+        for row, weight in zip(self.rows, weights, strict=False):
+            total.addcmul_(row, weight, value=scale / self.rate)
+        if not is_direct:
+            torch._foreach_add_(targets, FlatParams(self.params).split(total), alpha=factor)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The precision of the sketch, or of the gradient where it does not reach."""
+        return self.rows[0].dtype if self.rows else self.gradient.dtype
+
+
+def take_step(
+    stretches: Sequence[Stretch], base: float, gains: Sequence[float], max_update_norm: float | None
+) -> Tensor | None:
+    """Move every parameter: buf ← P̄(β·buf + g), θ ← θ − lr·base·buf, where P = base·P̄ and P̄ = I + V diag(gains) Vᵀ.
+
+    Momentum goes through the preconditioner, which keeps it stable when the sketch changes (docs/theory.md); without
+    momentum this is θ ← θ − lr·P g. With different rates D^-½ P̄ D^½ stands for P̄, since diag(lr)·P need not descend.
+
+    An entry of the gradient that is not finite would spread to all parameters through V: then P̄ = I is taken, and the
+    tensor returned, which is not read here so that nothing waits for the device, is false.
+    """
+    clip = None
+    if max_update_norm is not None:
+        weights, _ = projected(stretches, gains, lambda stretch: stretch.slope(None))
+        clip = clip_factor(stretches, weights, max_update_norm / base)
+    for stretch in stretches:
+        if stretch.buffers:
+            torch._foreach_mul_(stretch.buffers, stretch.settings["momentum"])
+            stretch.add(stretch.buffers, 1.0, stretch.slope(clip), ())
+    weights, is_finite = projected(stretches, gains, lambda stretch: stretch.average(clip))
+    # Backwards, because what was multiplied last is still in the cache.
+    for stretch in reversed(stretches):
+        move(stretch, base, weights, clip)
+    if stretches and stretches[0].settings["nesterov"]:
+        weights, _ = projected(stretches, gains, lambda stretch: stretch.look_ahead(clip))
+        for stretch in stretches:
+            factor = -float(stretch.settings["lr"]) * base
+            stretch.add(stretch.params, factor, stretch.look_ahead(clip), weights)
+    return is_finite
+
+
+def move(stretch: Stretch, base: float, weights: Sequence[Tensor], clip: Tensor | None) -> None:
+    """Apply decoupled weight decay, the sketch's part of the update, and the learning rate."""
+    lr, decay = float(stretch.settings["lr"]), stretch.settings["weight_decay"]
+    if stretch.settings["decoupled_weight_decay"] and decay != 0:
+        torch._foreach_mul_(stretch.params, 1 - lr * decay)
+    if not stretch.buffers:
+        if not stretch.settings["nesterov"]:
+            stretch.add(stretch.params, -lr * base, stretch.slope(clip), weights)
+        return
+    if stretch.rows:
+        stretch.add(stretch.buffers, 1.0, None, weights)
+    if not stretch.settings["nesterov"]:
+        torch._foreach_add_(stretch.params, stretch.buffers, alpha=-lr * base)
+
+
+def projected(
+    stretches: Sequence[Stretch], gains: Sequence[float], vector_of: Callable[[Stretch], Tensor]
+) -> tuple[list[Tensor], Tensor | None]:
+    """Return diag(gains) Vᵀ D^½ x as scalars on the device, all zero if any is not finite, and whether all are."""
+    products = []
+    for stretch in stretches:
+        if stretch.rows:
+            vector = vector_of(stretch).to(stretch.dtype)
+            dots = [torch.dot(row, vector) for row in stretch.rows]
+            products.append(dots if stretch.rate == 1 else [dot * stretch.rate for dot in dots])
+    if not products:
+        return [], None
+    sums = torch.stack([torch.stack(parts).sum() for parts in zip(*products, strict=True)])
+    is_finite = sums.isfinite().all()
+    sums = torch.where(is_finite, sums, 0.0)
+    return [total * gain for total, gain in zip(sums.unbind(), gains, strict=True)], is_finite
+
+
+def clip_factor(stretches: Sequence[Stretch], weights: Sequence[Tensor], limit: float) -> Tensor:
+    """Return min(1, limit/‖P̄g‖) without a round trip to the host; each stretch of P̄g is made and dropped again.
+
+    With different rates a stretch counts by its own over the largest: it is the move that is clipped. D^-½ alone would
+    let a group that hardly moves stop all others.
+    """
+    rates = [float(stretch.settings["lr"]) for stretch in stretches]
+    norms = []
+    for stretch, rate in zip(stretches, rates, strict=True):
+        if rate != 0:
+            update = torch.zeros_like(stretch.gradient, dtype=stretch.dtype)
+            stretch.add([update], 1.0, stretch.slope(None), weights)
+            norms.append(update.norm() * (rate / max(rates)))
+    if not norms:
+        return torch.ones(())
+    return torch.clamp(limit / torch.stack(norms).norm(), max=1.0)
+
+
+def stretches_of(groups: Sequence[Mapping[str, Any]], sketch: Sketch | None, state: State) -> Iterator[Stretch]:
+    """Cut and join all parameters that have a gradient into stretches."""
+    highest = max(float(group["lr"]) for group in groups)
+    for group in groups:
+        lr = float(group["lr"])
+        # A group with rate 0 stands still, outside the sketch; its momentum goes on, as in SGD.
+        is_still = lr == 0 and highest > 0
+        rate = 1.0 if is_still or highest == 0 else math.sqrt(lr / highest)
+        places = {} if is_still or sketch is None else sketch.places
+        for run in neighbours(group["params"], places):
+            gradients = [p.grad for p in run if p.grad is not None]
+            if any(gradient.is_sparse for gradient in gradients):
+                raise ValueError("CAO needs dense gradients, got a sparse one; build the embedding with sparse=False")
+            buffers = [momentum_buffer(state[p], p) for p in run] if group["momentum"] != 0 else []
+            place = places.get(run[0])
+            if len(run) > 1 or not all(tensor.is_contiguous() for tensor in (*run, *gradients, *buffers)):
+                pieces = [(run, flattened(gradients), buffers)]
+            else:
+                cut = [tensor.view(-1).split(STRETCH) for tensor in (*run, *gradients, *buffers)]
+                pieces = [([param], gradient, buffer) for param, gradient, *buffer in zip(*cut, strict=True)]
+            for params, gradient, buffer in pieces:
+                rows: Sequence[Tensor] = ()
+                if sketch is not None and place is not None:
+                    rows = sketch.rows.narrow(1, place, gradient.numel()).unbind()
+                    place += gradient.numel()
+                yield Stretch(params, buffer, gradient, rows, group, rate)
+
+
+def momentum_buffer(state: dict[str, Any], param: Tensor) -> Tensor:
+    """Return the parameter's momentum buffer, zero at first."""
+    if "momentum_buffer" not in state:
+        state["momentum_buffer"] = torch.zeros_like(param)
+    buffer: Tensor = state["momentum_buffer"]
+    return buffer
+
+
+def neighbours(params: Iterable[Tensor], places: Mapping[Tensor, int]) -> Iterator[list[Tensor]]:
+    """Join small parameters of one dtype that are neighbours in the sketch, or all outside it, up to a stretch."""
+    run: list[Tensor] = []
+    size, end = 0, None
+    for param in FlatParams.in_storage_order(p for p in params if p.grad is not None).params:
+        start, count = places.get(param), param.numel()
+        is_other = start != end or (bool(run) and param.dtype != run[-1].dtype)
+        if run and (is_other or count > flat.SMALL or size + count > STRETCH):
+            yield run
+            run, size = [], 0
+        run.append(param)
+        # A large parameter is no neighbour: its own size fills the stretch.
+        size, end = size + (count if count <= flat.SMALL else STRETCH), None if start is None else start + count
+    if run:
+        yield run
+
+
+def flattened(tensors: Sequence[Tensor]) -> Float[Tensor, " n"]:
+    """Return the tensors as one vector, a view where that is possible."""
+    pieces = [tensor.reshape(-1) for tensor in tensors]
+    return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
