@@ -6,9 +6,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from cao import CAO
 
-spoils_everything = pytest.mark.xfail(
-    strict=True, reason="one bad entry reaches every parameter"
-)
+spoils_everything = pytest.mark.xfail(strict=True, reason="one bad entry reaches every parameter")
 
 
 def after_a_spoilt_step(value: float, **settings) -> tuple[Quadratic, CAO, Tensor, Tensor]:
