@@ -202,7 +202,8 @@ def loss_gradient(loss: Tensor, params: Sequence[Tensor]) -> Gradient:
     if all(part is None for part in gradient):
         raise ValueError(
             "the loss depends on none of the parameters; build the optimizer from the very model that is trained, "
-            "not from one it was copied from"
+            "not from one it was copied from, and not before fully_shard and the like have replaced its parameters "
+            "(sharded models are not supported yet; use DistributedDataParallel)"
         )
     return gradient
 

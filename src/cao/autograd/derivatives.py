@@ -6,12 +6,14 @@ from typing import TypeAlias
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import Node, get_gradient_edge
 
 Gradient: TypeAlias = Sequence[Tensor | None]
 
 
 def gradient_graph(loss: Tensor, params: Sequence[Tensor]) -> Gradient:
     """Return the gradient as a graph that can be differentiated again; None for parameters the loss does not use."""
+    check_second_derivatives(loss, params)
     return derivative([loss], params, [torch.ones_like(loss)], create_graph=True)
 
 
@@ -51,16 +53,60 @@ def derivative(
 
 def has_reentrant_checkpoint(output: Tensor) -> bool:
     """Whether a reentrant checkpoint stands anywhere in the graph of the output."""
-    pending, seen = [output.grad_fn], set()
+    return any(node.name() == "CheckpointFunctionBackward" for node in nodes_below(output))
+
+
+def check_second_derivatives(output: Tensor, inputs: Sequence[Tensor]) -> None:
+    """Refuse a graph in which a node between output and inputs is known to lose its second derivative in silence."""
+    for node in nodes_between(output, inputs):
+        if is_once_differentiable(node):
+            raise RuntimeError(no_second_derivative(f"{node.name()} is marked @once_differentiable"))
+        if node.name().startswith("WeightNormInterfaceBackward"):
+            raise RuntimeError(no_second_derivative("torch's own of weight_norm takes the norm for a constant"))
+
+
+def is_once_differentiable(node: Node) -> bool:
+    """Whether the node belongs to a Function whose backward pass is marked @once_differentiable.
+
+    torch hangs an error behind such a backward pass, but never runs into it on the way to the parameters.
+    """
+    backward = getattr(getattr(node, "_forward_cls", None), "backward", None)
+    code = getattr(backward, "__code__", None)
+    return code is not None and code.co_qualname.startswith("once_differentiable.")
+
+
+def nodes_below(output: Tensor) -> set[Node]:
+    """Return every node of the output's graph."""
+    return set(parents_of_nodes(output))
+
+
+def nodes_between(output: Tensor, inputs: Sequence[Tensor]) -> set[Node]:
+    """Return the nodes of the output's graph that lead to one of the inputs."""
+    parents = parents_of_nodes(output)
+    pending = [get_gradient_edge(tensor).node for tensor in inputs if tensor.requires_grad]
+    found: set[Node] = set()
     while pending:
         node = pending.pop()
-        if node is None or node in seen:
-            continue
-        if node.name() == "CheckpointFunctionBackward":
-            return True
-        seen.add(node)
-        pending.extend(following for following, _ in node.next_functions)
-    return False
+        if node in parents and node not in found:
+            found.add(node)
+            pending.extend(parents[node])
+    return found
+
+
+def parents_of_nodes(output: Tensor) -> dict[Node, list[Node]]:
+    """Return every node of the output's graph with the nodes that lead to it."""
+    parents: dict[Node, list[Node]] = {} if output.grad_fn is None else {output.grad_fn: []}
+    pending = list(parents)
+    while pending:
+        node = pending.pop()
+        for following, _ in node.next_functions:
+            if following is None:
+                continue
+            if following not in parents:
+                parents[following] = []
+                pending.append(following)
+            parents[following].append(node)
+    return parents
 
 
 @contextmanager
@@ -82,8 +128,14 @@ def explained_second_derivatives() -> Iterator[None]:
         )
         if not any(symptom in str(error) for symptom in symptoms):
             raise
-        raise RuntimeError(
-            f"this graph has no second derivative ({str(error).splitlines()[0]}). Ways out: run attention under "
-            "torch.nn.attention.sdpa_kernel(SDPBackend.MATH); pass a function that runs the uncompiled model; "
-            "use torch.utils.checkpoint with use_reentrant=False; run an LSTM without cuDNN; or use GaussNewton"
-        ) from error
+        raise RuntimeError(no_second_derivative(str(error).splitlines()[0])) from error
+
+
+def no_second_derivative(reason: str) -> str:
+    """Return what to tell the user whose graph has no second derivative."""
+    return (
+        f"this graph has no second derivative ({reason}). Ways out: use GaussNewton, which needs none; for attention, "
+        "pass a function that runs the uncompiled model, or run the model under "
+        'torch.nn.attention.sdpa_kernel(SDPBackend.MATH) (transformers: attn_implementation="eager"); use '
+        "torch.utils.checkpoint with use_reentrant=False; run an LSTM without cuDNN"
+    )

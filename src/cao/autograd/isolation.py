@@ -2,8 +2,9 @@
 
 import random
 import sys
+import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 @contextmanager
 def isolated_forward(device: torch.device) -> Iterator[None]:
-    """Let forward passes inside change no buffer and move no random stream.
+    """Let forward passes inside change no buffer or parameter and move no random stream.
 
     Each use starts from the same random state, so that dropout masks repeat. Attention runs on the kernel that has
     higher and forward-mode derivatives, and compiled models run uncompiled, for the same reason.
@@ -23,15 +24,34 @@ def isolated_forward(device: torch.device) -> Iterator[None]:
         stack.enter_context(same_random_streams(device))
         stack.enter_context(cloned_buffers())
         stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+        stack.enter_context(without_fast_path())
         stack.enter_context(uncompiled())
         stack.enter_context(torch.enable_grad())
         yield
 
 
-def uncompiled() -> AbstractContextManager[Any]:
+@contextmanager
+def without_fast_path() -> Iterator[None]:
+    """Let transformer layers in evaluation mode run step by step: their fused path has no forward derivative."""
+    is_enabled = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(is_enabled)
+
+
+@contextmanager
+def uncompiled() -> Iterator[None]:
     """Let torch.compile's models run eagerly, if there can be one, and torch (2.6 and later) can be told to."""
-    is_in_use = "torch._dynamo" in sys.modules and hasattr(torch.compiler, "set_stance")
-    return torch.compiler.set_stance("force_eager") if is_in_use else nullcontext()
+    if "torch._dynamo" not in sys.modules:
+        yield
+        return
+    is_told = hasattr(torch.compiler, "set_stance")
+    with warnings.catch_warnings(), torch.compiler.set_stance("force_eager") if is_told else nullcontext():
+        # The hook of cloned_buffers is harmless there: a module that was met already is passed over.
+        warnings.filterwarnings("ignore", "Using `torch.compile.module.` when there are global hooks")
+        yield
 
 
 @contextmanager
@@ -55,9 +75,11 @@ def cloned_buffers() -> Iterator[None]:
     """Give every module that is called inside clones of its buffers, and put the originals back.
 
     The optimizer does not know the model, so modules are met through a global hook. The original tensors are not
-    written to at all: copying their values back would break the backward pass of a graph that saved them.
+    written to at all: copying their values back would break the backward pass of a graph that saved them. For the same
+    reason embeddings leave their rows at whatever norm they have.
     """
     originals: dict[nn.Module, dict[str, Tensor | None]] = {}
+    limits: dict[nn.Embedding | nn.EmbeddingBag, float] = {}
     clones: dict[Tensor, Tensor] = {}  # Modules may share a buffer, and then share its clone.
 
     def swap(root: nn.Module, _inputs: Any) -> None:
@@ -66,6 +88,8 @@ def cloned_buffers() -> Iterator[None]:
         for module in root.modules():
             if module not in originals:
                 originals[module] = dict(module._buffers)
+                if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None:
+                    limits[module], module.max_norm = module.max_norm, None
                 for name, buffer in module._buffers.items():
                     if buffer is not None:
                         module._buffers[name] = clones.setdefault(buffer, buffer.clone())
@@ -75,6 +99,8 @@ def cloned_buffers() -> Iterator[None]:
         yield
     finally:
         handle.remove()
+        for embedding, limit in limits.items():
+            embedding.max_norm = limit
         for module, buffers in originals.items():
             # One by one, because the buffers of a TorchScript module know no other way.
             for name, buffer in buffers.items():
