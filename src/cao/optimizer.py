@@ -18,9 +18,17 @@ from cao.linalg import Eigenpairs, generator_for, random_columns
 from cao.operators import AllReduced, ParameterOperator, Scaled, SymmetryProbe, agreed, in_order
 from cao.policies import Damping, Refresh, Solver, damping_policy, eigensolver_for, plain, refresh_policy, restored
 from cao.preconditioner import NegativeCurvature, Preconditioner, Scaling, is_singular
-from cao.settings import SKETCH_SETTINGS, check_parameters, check_settings, check_unsupported
+from cao.settings import (
+    SKETCH_SETTINGS,
+    check_gradients,
+    check_parameters,
+    check_settings,
+    check_unsupported,
+    is_numpy_number,
+)
 from cao.sketch import Progress, Sketch, check_eigenpairs, loaded_sketch, saved_shares
 from cao.step import stretches_of, take_step
+from cao.trial import caution_after
 
 Source: TypeAlias = Tensor | LossFunction | ParameterOperator | Eigenpairs
 # Beyond this relative asymmetry a "Hessian" is no Hessian; bfloat16 alone leaves about 0.01.
@@ -41,8 +49,10 @@ class Counters(NamedTuple):
     """Refreshes that came out non-finite and were discarded."""
     singular_directions: int
     """Directions left to the complement because λ + η vanished under the signed rule."""
-    nonfinite_steps: int
+    non_finite_steps: int
     """Steps whose projected gradient was not finite: taken to first order, or skipped."""
+    rejected_steps: int
+    """Steps that overshot and were taken back, with damping="auto"."""
 
 
 class CAO(Optimizer):
@@ -63,8 +73,9 @@ class CAO(Optimizer):
         rank: number k of eigenpairs; 0 is a first-order method.
         refresh_every: steps m between refreshes, or a policy such as `Every(400)`.
         damping: η > 0; or a policy, such as "auto" (`FromSpectrum()`): at each refresh η is the curvature that the
-            sketch leaves out, so that P H is below 2 everywhere and lr=1 is the natural step. This is for full-batch
-            and large-batch problems: under gradient noise a step of that length is too long.
+            sketch leaves out, so that lr=1 is the natural step; a step that overshot is taken back, its gradient with
+            it, and η raised. This is for full batches, and keeps two vectors more: under gradient noise neither a step
+            of that length nor its trial has a meaning.
         power_iterations: iterations T_pow of the eigensolver, the most it takes if there is a tolerance.
         tolerance: stop iterating once every relative residual ‖Hv − λv‖/|λ| is below this.
         warm_start: start a refresh from the last subspace, with a small share of fresh random directions, instead of
@@ -81,7 +92,7 @@ class CAO(Optimizer):
         decoupled_weight_decay: shrink the parameters directly instead.
         warmup_steps: plain SGD steps before the first sketch.
         maximize: climb instead of descend.
-        skip_nonfinite: skip a step whose gradient is not finite, at the price of one host synchronisation per step. By
+        skip_non_finite: skip a step whose gradient is not finite, at the price of one host synchronisation per step. By
             default such a step is taken to first order, like SGD's, so that one bad entry spoils no other.
         seed: seed of the random start vectors; no global random stream is used.
         process_group: group over which curvature is averaged when torch.distributed is initialised; None is the
@@ -110,7 +121,7 @@ class CAO(Optimizer):
         decoupled_weight_decay: bool = False,
         warmup_steps: int = 0,
         maximize: bool = False,
-        skip_nonfinite: bool = False,
+        skip_non_finite: bool = False,
         seed: int = 0,
         process_group: dist.ProcessGroup | Literal[False] | None = None,
         dampening: float = 0.0,
@@ -137,7 +148,7 @@ class CAO(Optimizer):
             "decoupled_weight_decay": decoupled_weight_decay,
             "warmup_steps": warmup_steps,
             "maximize": maximize,
-            "skip_nonfinite": skip_nonfinite,
+            "skip_non_finite": skip_non_finite,
             "seed": seed,
         }
         check_settings(defaults)
@@ -153,6 +164,8 @@ class CAO(Optimizer):
         """Add a group, whose settings of the sketch must be those of the other groups."""
         super().add_param_group(param_group)
         group, first = self.param_groups[-1], self.param_groups[0]
+        # A state dict holds numbers of Python only, so that it loads with weights_only=True.
+        group.update({name: value.item() for name, value in group.items() if is_numpy_number(value)})
         try:
             check_settings(group)
             for name in SKETCH_SETTINGS:
@@ -181,7 +194,7 @@ class CAO(Optimizer):
     def sketch(self) -> Sketch | None:
         """The curvature in use, None before the first successful refresh."""
         sketch = self._progress.sketch
-        return sketch and replace(sketch, damping=self._damping, age=self._progress.steps - sketch.step)
+        return sketch and replace(sketch, damping=self._damping(), age=self._progress.steps - sketch.step)
 
     @property
     def counters(self) -> Counters:
@@ -238,18 +251,22 @@ class CAO(Optimizer):
         is_warming_up = progress.steps < settings["warmup_steps"]
         if is_moving and not is_warming_up and settings["rank"] > 0:
             self._check_freshness()
+        check_gradients(self._parameters())
+        caution = 0.0
+        if damping_policy(settings["damping"]).is_on_trial:
+            caution = caution_after(self.param_groups, self.state, progress)
         sketch = None if is_warming_up else progress.sketch
         stretches = list(stretches_of(self.param_groups, sketch, self.state))
-        if settings["skip_nonfinite"] and not torch.stack([s.gradient.isfinite().all() for s in stretches]).all():
-            progress.nonfinite_steps += 1
+        if settings["skip_non_finite"] and not torch.stack([s.gradient.isfinite().all() for s in stretches]).all():
+            progress.non_finite_steps += 1
             return loss
-        preconditioner = self._preconditioner()
+        preconditioner = self._preconditioner(caution)
         base = 1.0 if is_warming_up else preconditioner.base
         gains = (preconditioner.gains / preconditioner.base).tolist()
         is_finite = take_step(stretches, base, gains, settings["max_update_norm"])
         if is_finite is not None:
             # A tensor on the parameters' device, which is read only when somebody asks for the counters.
-            progress.nonfinite_steps = progress.nonfinite_steps + is_finite.logical_not()
+            progress.non_finite_steps = progress.non_finite_steps + is_finite.logical_not()
         # At a rate of zero nothing moves: torch.distributed.checkpoint steps so, to see what the state will hold.
         progress.steps += is_moving
         return loss
@@ -298,7 +315,7 @@ class CAO(Optimizer):
         super().__setstate__(state)
         for group in self.param_groups:
             group.setdefault("nesterov", False)
-            group.setdefault("skip_nonfinite", False)
+            group.setdefault("skip_non_finite", False)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "CAO":
         """Return a copy in this process, where the process group is what it was."""
@@ -311,17 +328,17 @@ class CAO(Optimizer):
     def _parameters(self) -> list[Tensor]:
         return [param for group in self.param_groups for param in group["params"]]
 
-    @property
-    def _damping(self) -> float:
+    def _damping(self, caution: float = 0.0) -> float:
         lr, momentum = (max(float(group[name]) for group in self.param_groups) for name in ("lr", "momentum"))
-        return damping_policy(self.param_groups[0]["damping"]).at_step(self._progress.damping or 1.0, lr, momentum)
+        policy = damping_policy(self.param_groups[0]["damping"])
+        return policy.at_step(self._progress.damping or 1.0, lr, momentum, caution)
 
-    def _preconditioner(self) -> Preconditioner:
+    def _preconditioner(self, caution: float = 0.0) -> Preconditioner:
         settings, sketch = self.param_groups[0], self._progress.sketch
         values = torch.tensor(sketch.values if sketch else [], dtype=torch.float64)
         vectors = sketch.rows.T if sketch else torch.zeros(0, 0)
         rules = {name: settings[name] for name in ("negative_curvature", "scaling")}
-        return Preconditioner.of(values, vectors, self._damping, **rules)
+        return Preconditioner.of(values, vectors, self._damping(caution), **rules)
 
     def _eigenpairs(
         self, source: Source, scale: float, params: FlatParams
@@ -329,7 +346,9 @@ class CAO(Optimizer):
         """Return new eigenpairs over the parameters in storage order, and the operator they are of."""
         settings, progress, storage = self.param_groups[0], self._progress, FlatParams.in_storage_order(params.params)
         if params.size == 0:
-            raise ValueError("there is no curvature: no parameter of the optimizer requires a gradient")
+            raise ValueError(
+                "all parameters are frozen: there is no curvature where no parameter has requires_grad=True"
+            )
         if isinstance(source, Eigenpairs):
             check_eigenpairs(source, params.size, settings["rank"])
             vectors = params.reorder(source.vectors.detach(), storage).to(storage.device, storage.dtype)
@@ -395,15 +414,15 @@ class CAO(Optimizer):
         values = pairs.values.double().cpu() * (-1 if settings["maximize"] else 1)
         residuals, rows = pairs.residuals.tolist(), pairs.vectors.T.contiguous()
         progress.sketch = Sketch(values.tolist(), residuals, progress.damping, progress.steps, params, rows)
-        progress.indefinite_refreshes += int((values + self._damping < 0).any())
+        progress.indefinite_refreshes += int((values + self._damping() < 0).any())
         if settings["negative_curvature"] == "signed":
-            progress.singular_directions += int(is_singular(values, self._damping).sum())
+            progress.singular_directions += int(is_singular(values, self._damping()).sum())
         self._check_edge(values.abs(), len(values) == params.size)
 
     def _check_edge(self, magnitudes: Tensor, is_complete: bool) -> None:
         """Warn where the rate is beyond the stability edge 2(1+β)/λ, of a captured direction or of the next ones."""
         lr, momentum = (max(float(group[name]) for group in self.param_groups) for name in ("lr", "momentum"))
-        damping, base = self._damping, self._preconditioner().base
+        damping, base = self._damping(), self._preconditioner().base
         # A fixed sketch is stable if and only if lr·base·H ≺ edge + 2B/η.
         edge = 2 * (1 + momentum) / (1 + 2 * momentum * self.param_groups[0]["nesterov"])
         captured = lr * base * magnitudes[0] * edge / (edge + 2 * magnitudes[0] / damping)

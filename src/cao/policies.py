@@ -1,7 +1,7 @@
 """What the optimizer decides by itself, each rule a value: how much damping, when to refresh, which eigensolver."""
 
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -16,14 +16,17 @@ from cao.operators import Deflated, SymmetricOperator
 class Damping(Protocol):
     """How η is chosen: a number measured at each refresh, and what becomes of it at each step."""
 
+    is_on_trial: ClassVar[bool]
+    """Whether each step is judged by the next gradient, and taken back where it overshot."""
+
     def at_refresh(
         self, pairs: Eigenpairs, operator: SymmetricOperator | None, weight_decay: float
     ) -> tuple[float, int]:
         """Return what was measured for a new sketch, 0 if there is no curvature, and the products it has cost."""
         ...
 
-    def at_step(self, measured: float, lr: float, momentum: float) -> float:
-        """Return η for a step."""
+    def at_step(self, measured: float, lr: float, momentum: float, caution: float) -> float:
+        """Return η for a step; caution is what the trial of the last step asks for, 0 without trials."""
         ...
 
 
@@ -49,6 +52,7 @@ class Solver(Protocol):
 class Fixed:
     """A damping that the user has chosen."""
 
+    is_on_trial: ClassVar[bool] = False
     value: float
 
     def at_refresh(
@@ -57,7 +61,7 @@ class Fixed:
         """Measure nothing."""
         return self.value, 0
 
-    def at_step(self, measured: float, lr: float, momentum: float) -> float:
+    def at_step(self, measured: float, lr: float, momentum: float, caution: float) -> float:
         """Return the chosen value."""
         return self.value
 
@@ -70,7 +74,12 @@ class FromSpectrum:
     by a few more products; weight decay, which adds to the curvature everywhere, comes on top. So, converged or not, P
     leaves a curvature below 2 in every direction: with η ≥ ‖R‖ and η ≥ ‖C‖, where R couples the sketch to its
     complement and C is the complement's curvature, ‖P^½HP^½‖ ≤ 1 + ‖R‖/√(η(λ+η)) < 2.
+
+    That is true of the curvature at the refresh. Where it changes, as in any network, steps are on trial (`cao.trial`):
+    one that overshot is taken back, and η is raised until steps succeed again.
     """
+
+    is_on_trial: ClassVar[bool] = True
 
     products: int = 4
     """Lanczos steps that look for curvature outside the sketch."""
@@ -85,9 +94,9 @@ class FromSpectrum:
         measured = max(float(magnitudes.min()), float(pairs.residuals.max()), outside, rounding)
         return measured + weight_decay, products
 
-    def at_step(self, measured: float, lr: float, momentum: float) -> float:
-        """Return what was measured."""
-        return measured
+    def at_step(self, measured: float, lr: float, momentum: float, caution: float) -> float:
+        """Return what was measured, or more where the last steps call for caution."""
+        return max(measured, caution)
 
     def _outside(self, vectors: Float[Tensor, "n k"], operator: SymmetricOperator) -> tuple[float, int]:
         size, rank = vectors.shape

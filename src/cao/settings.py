@@ -15,7 +15,7 @@ from cao.preconditioner import NegativeCurvature, Scaling
 # What the groups of one optimizer share, because there is one sketch over all of them.
 SKETCH_SETTINGS = (
     "rank", "refresh_every", "damping", "power_iterations", "tolerance", "warm_start", "eigensolver",
-    "negative_curvature", "scaling", "max_update_norm", "warmup_steps", "maximize", "seed", "skip_nonfinite",
+    "negative_curvature", "scaling", "max_update_norm", "warmup_steps", "maximize", "seed", "skip_non_finite",
     "nesterov",
 )  # fmt: skip
 
@@ -65,6 +65,11 @@ def is_number(value: object) -> TypeGuard[float]:
     return is_one and math.isfinite(float(value))  # type: ignore[arg-type]
 
 
+def is_numpy_number(value: object) -> bool:
+    """Whether the value is a number of numpy, which the library does not import."""
+    return isinstance(value, Real) and hasattr(value, "item")
+
+
 def is_positive(value: object) -> bool:
     """Whether the value is a positive number."""
     return is_number(value) and bool(value > 0)
@@ -109,3 +114,9 @@ def check_parameters(params: Sequence[Tensor], device: torch.device) -> None:
             raise ValueError(f"parameters must be float16 or wider, got one of {param.dtype}; keep a wider master copy")
         if tensor_module is not None and isinstance(param, tensor_module.DTensor):
             raise ValueError("sharded parameters (DTensor) are not supported yet; use DistributedDataParallel")
+
+
+def check_gradients(params: Sequence[Tensor]) -> None:
+    """Refuse gradients that cannot be multiplied by a preconditioner."""
+    if any(p.grad is not None and p.grad.is_sparse for p in params):
+        raise ValueError("CAO needs dense gradients, got a sparse one; build the embedding with sparse=False")

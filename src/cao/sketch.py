@@ -124,8 +124,12 @@ class Progress:
     """Refreshes that came out non-finite and were discarded."""
     singular_directions: int = 0
     """Directions left to the complement because λ + η vanished under the signed rule."""
-    nonfinite_steps: int | Tensor = 0
+    non_finite_steps: int | Tensor = 0
     """Steps whose gradient was not finite, taken without the sketch or skipped."""
+    rejected_steps: int = 0
+    """Steps that overshot and were taken back, by a damping that puts steps on trial."""
+    caution: float = 1.0
+    """What such a damping has learnt from them."""
     attempts: int = 0
     attempted_at: int = -1
     damping: float | None = None
@@ -138,7 +142,7 @@ class Progress:
         numbers = {name: value for name, value in vars(self).items() if name != "sketch"}
         sketch = self.sketch
         return numbers | {
-            "nonfinite_steps": int(self.nonfinite_steps),
+            "non_finite_steps": int(self.non_finite_steps),
             "has_warned": list(self.has_warned),
             "values": sketch.values if sketch else [],
             "residuals": sketch.residuals if sketch else [],

@@ -165,8 +165,6 @@ def stretches_of(groups: Sequence[Mapping[str, Any]], sketch: Sketch | None, sta
         places = {} if is_still or sketch is None else sketch.places
         for run in neighbours(group["params"], places):
             gradients = [p.grad for p in run if p.grad is not None]
-            if any(gradient.is_sparse for gradient in gradients):
-                raise ValueError("CAO needs dense gradients, got a sparse one; build the embedding with sparse=False")
             buffers = [momentum_buffer(state[p], p) for p in run] if group["momentum"] != 0 else []
             place = places.get(run[0])
             if len(run) > 1 or not all(tensor.is_contiguous() for tensor in (*run, *gradients, *buffers)):

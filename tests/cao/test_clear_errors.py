@@ -15,15 +15,10 @@ from torch.distributed.fsdp import fully_shard
 from cao import CAO
 
 
-def fails_today(reason: str) -> pytest.MarkDecorator:
-    return pytest.mark.xfail(strict=True, reason=reason)
-
-
 def params(size: int = 3, **settings) -> list[Tensor]:
     return [torch.zeros(size, requires_grad=True, **settings)]
 
 
-@fails_today("True passes for 1, and infinity for a rate")
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -40,7 +35,6 @@ def test_settings_that_pass_for_numbers_are_refused(settings, message):
         CAO(params(), **{"lr": 0.1, **settings})
 
 
-@fails_today("whole numbers of numpy are refused")
 @pytest.mark.parametrize("name", ["rank", "refresh_every", "power_iterations", "warmup_steps", "seed"])
 def test_whole_numbers_of_numpy_are_accepted_and_saved_as_python_ones(name, tmp_path):
     problem = Quadratic()
@@ -53,7 +47,6 @@ def test_whole_numbers_of_numpy_are_accepted_and_saved_as_python_ones(name, tmp_
     assert torch.equal(problem.theta, descend(reference, CAO(reference.params, 1e-3, **{"rank": 1, name: 2}), 3))
 
 
-@fails_today("no such check")
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -66,7 +59,6 @@ def test_parameters_without_arithmetic_or_storage_are_refused(settings, message)
         CAO(params(**settings), 0.1)
 
 
-@fails_today("the message counts instead of saying what is wrong")
 def test_a_model_that_is_frozen_altogether_is_told_so():
     model = smooth_network()
     loss = model(torch.ones(1, 3, dtype=torch.float64)).sum()
@@ -76,7 +68,6 @@ def test_a_model_that_is_frozen_altogether_is_told_so():
         optimizer.refresh(loss)
 
 
-@fails_today("a discarded refresh is reported as one that took place")
 def test_refresh_if_due_tells_whether_there_is_a_new_sketch():
     problem = Quadratic()
     optimizer = CAO(problem.params, 1e-3, refresh_every=1)
@@ -90,7 +81,6 @@ def test_refresh_if_due_tells_whether_there_is_a_new_sketch():
 SETTINGS_OF_SGD = ("dampening", "differentiable", "foreach", "fused", "nesterov")
 
 
-@fails_today("python's own message names no reason")
 @pytest.mark.parametrize("name", SETTINGS_OF_SGD)
 def test_what_sgd_takes_cao_takes_or_says_why_not(name):
     settings = {"momentum": 0.9, name: 0.5} if name == "dampening" else {"momentum": 0.9, name: True}
@@ -130,7 +120,6 @@ def calls_while(run) -> int:
     return count
 
 
-@fails_today("every new group has all parameters checked again")
 def test_construction_costs_the_same_for_each_group():
     def extra_calls(groups: int) -> int:
         """Return what CAO does beyond torch's own optimizers, whose construction is quadratic itself."""

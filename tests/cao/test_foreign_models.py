@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from cao import CAO, GaussNewton
-from cao.isolation import isolated_forward
+from cao.autograd.isolation import isolated_forward
 
 CPU = torch.device("cpu")
 
@@ -58,7 +58,7 @@ def test_a_transformer_encoder_has_one_curvature_in_training_and_evaluation_mode
     model, data, values = seeded(Encoder), batch(4, 5, 8), []
     for mode in (True, False):
         model.train(mode)
-        optimizer = CAO(model.parameters(), 0.1, rank=2)
+        optimizer = CAO(model.parameters(), 0.01, rank=2)
         operator = GaussNewton(model, data[0], lambda outputs: cross_entropy(outputs, data[1]))
         with warnings.catch_warnings():
             warnings.simplefilter("error", UserWarning)

@@ -120,7 +120,7 @@ def test_a_model_without_trainable_parameters_is_refused():
     problem = Quadratic()
     loss = problem.loss()
     problem.params[0].requires_grad_(False)
-    with pytest.raises(ValueError, match="no parameter of the optimizer requires a gradient"):
+    with pytest.raises(ValueError, match="all parameters are frozen"):
         CAO(problem.params, 0.1).refresh(loss)
 
 

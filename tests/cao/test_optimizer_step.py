@@ -205,11 +205,18 @@ def test_automatic_damping_bounds_what_the_sketch_leaves_out_by_one():
     assert float(products.diagonal().abs().max()) <= 1 + 1e-12
 
 
-def test_automatic_damping_steps_by_the_damping_it_reports():
+@pytest.mark.parametrize("distance", [1.0, 100.0])
+def test_automatic_damping_is_cautious_while_the_gradient_is_large_against_the_parameters(distance):
     problem = Quadratic()
+    problem.slope /= 100
+    with torch.no_grad():
+        problem.params[0].mul_(distance)
+        problem.params[0][0] += 1
     optimizer = CAO(problem.params, 0.1, rank=2, damping="auto", **EXACT)
     before = problem.theta
-    expected = before - 0.1 * dense_preconditioner(problem.matrix, 2, 4.0) @ problem.gradient(before)
+    gradient = problem.gradient(before)
+    damping = max(4.0, (9.0 * gradient.norm() / before.norm()).sqrt().item())
+    expected = before - 0.1 * dense_preconditioner(problem.matrix, 2, damping) @ gradient
     torch.testing.assert_close(descend(problem, optimizer, 1), expected, rtol=1e-10, atol=1e-12)
 
 

@@ -11,8 +11,6 @@ from torch.utils.data import DataLoader
 
 from cao import CAO
 
-splits_the_state = pytest.mark.xfail(strict=True, reason="a refresh through a wrapper leaves the old vectors in use")
-
 
 @pytest.fixture(autouse=True)
 def _quiet_lightning() -> Iterator[None]:
@@ -70,7 +68,6 @@ def lightning_trainer(directory, **settings) -> lightning.Trainer:
     return lightning.Trainer(accelerator="cpu", default_root_dir=directory, **quiet, **{"max_epochs": 1, **settings})
 
 
-@splits_the_state
 @pytest.mark.parametrize("build", [InTrainingStep, InHook, ByHand])
 def test_lightning_takes_the_steps_of_a_plain_loop(build, tmp_path):
     module = build()
@@ -79,7 +76,6 @@ def test_lightning_takes_the_steps_of_a_plain_loop(build, tmp_path):
     assert_as_in_the_plain_loop(module.network, trainer.optimizers[0])
 
 
-@splits_the_state
 def test_lightning_resumes_from_its_checkpoint(tmp_path):
     module = InTrainingStep()
     first = lightning_trainer(tmp_path, max_steps=5)
@@ -90,7 +86,6 @@ def test_lightning_resumes_from_its_checkpoint(tmp_path):
     assert_as_in_the_plain_loop(module.network, second.optimizers[0])
 
 
-@splits_the_state
 def test_fabric_takes_the_steps_of_a_plain_loop():
     fabric = lightning.Fabric(accelerator="cpu", devices=1)
     network = smooth_network()
