@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.nn.parallel import DistributedDataParallel
 
-from cao.derivatives import Gradient, derivative, gradient_graph
-from cao.isolation import cloned_buffers, isolated_forward, replaced_parameters
+from cao.derivatives import Gradient, derivative, gradient_graph, replicas_in
+from cao.isolation import as_plain_models, cloned_buffers, isolated_forward, replaced_parameters
 
 LossFunction: TypeAlias = Callable[[], Tensor | Iterable[Tensor]]
 
@@ -49,7 +49,8 @@ class Hessian:
         """Return the Hessian's product with each column, all of them from one graph."""
         product = zeros_of(self.params, columns)
         if isinstance(self._source, Tensor):
-            with cloned_buffers():  # A checkpointed graph runs parts of its forward pass again.
+            # A checkpointed graph runs parts of its forward pass again, a distributed one talks to the other processes.
+            with cloned_buffers(), as_plain_models(replicas_in(self._source)):
                 self._gradient = self._gradient or loss_gradient(self._source, self.params)
                 add_products(product, self._gradient, self.params, columns)
             return product

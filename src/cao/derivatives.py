@@ -7,6 +7,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 from torch.autograd.graph import Node, get_gradient_edge
+from torch.nn.parallel import DistributedDataParallel
 
 Gradient: TypeAlias = Sequence[Tensor | None]
 
@@ -73,6 +74,13 @@ def is_once_differentiable(node: Node) -> bool:
     backward = getattr(getattr(node, "_forward_cls", None), "backward", None)
     code = getattr(backward, "__code__", None)
     return code is not None and code.co_qualname.startswith("once_differentiable.")
+
+
+def replicas_in(output: Tensor) -> list[DistributedDataParallel]:
+    """Return the DistributedDataParallel models that have left a node in the graph of the output."""
+    sinks = [node for node in nodes_below(output) if node.name() == "_DDPSinkBackward"]
+    found = {sink.ddp_weakref() for sink in sinks}  # type: ignore[attr-defined]
+    return [replica for replica in found if replica is not None]
 
 
 def nodes_below(output: Tensor) -> set[Node]:

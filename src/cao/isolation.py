@@ -3,7 +3,7 @@
 import random
 import sys
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.nn.parallel import DistributedDataParallel
 
 
 @contextmanager
@@ -25,8 +26,40 @@ def isolated_forward(device: torch.device) -> Iterator[None]:
         stack.enter_context(cloned_buffers())
         stack.enter_context(sdpa_kernel(SDPBackend.MATH))
         stack.enter_context(without_fast_path())
+        stack.enter_context(replicas_met_as_plain_models())
         stack.enter_context(uncompiled())
         stack.enter_context(torch.enable_grad())
+        yield
+
+
+@contextmanager
+def replicas_met_as_plain_models() -> Iterator[None]:
+    """Let DistributedDataParallel run as the model inside it wherever it is called."""
+    with ExitStack() as stack:
+
+        def meet(root: nn.Module, _inputs: Any) -> None:
+            if isinstance(root, DistributedDataParallel):
+                stack.enter_context(as_plain_models([root]))
+
+        stack.callback(register_module_forward_pre_hook(meet).remove)
+        yield
+
+
+@contextmanager
+def as_plain_models(replicas: Iterable[DistributedDataParallel]) -> Iterator[None]:
+    """Let replicas run, and their graphs be differentiated, without collectives and without preparing for any.
+
+    The first derivative of a static graph would otherwise pass for its first backward pass, find that no parameter has
+    a gradient yet, and leave all of them out of every later reduction. The flags are those that `no_sync` sets, and the
+    one by which DistributedDataParallel remembers that pass.
+    """
+    with ExitStack() as stack:
+        for replica in replicas:
+            flags = {"require_backward_grad_sync": False, "require_forward_param_sync": False}
+            if replica.static_graph:
+                flags["_static_graph_delay_allreduce_enqueued"] = True
+            stack.callback(vars(replica).update, {name: vars(replica)[name] for name in flags})
+            vars(replica).update(flags)
         yield
 
 
