@@ -12,6 +12,18 @@ from torch.nn.parallel import DistributedDataParallel
 Gradient: TypeAlias = Sequence[Tensor | None]
 
 
+class NoSecondDerivativeError(RuntimeError):
+    """A graph that can be differentiated once, but not twice."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(
+            f"this graph has no second derivative ({reason}). Ways out: use GaussNewton, which needs none; for "
+            "attention, pass a function that runs the uncompiled model, or run the model under "
+            'torch.nn.attention.sdpa_kernel(SDPBackend.MATH) (transformers: attn_implementation="eager"); use '
+            "torch.utils.checkpoint with use_reentrant=False; run an LSTM without cuDNN"
+        )
+
+
 def gradient_graph(loss: Tensor, params: Sequence[Tensor]) -> Gradient:
     """Return the gradient as a graph that can be differentiated again; None for parameters the loss does not use."""
     check_second_derivatives(loss, params)
@@ -61,9 +73,9 @@ def check_second_derivatives(output: Tensor, inputs: Sequence[Tensor]) -> None:
     """Refuse a graph in which a node between output and inputs is known to lose its second derivative in silence."""
     for node in nodes_between(output, inputs):
         if is_once_differentiable(node):
-            raise RuntimeError(no_second_derivative(f"{node.name()} is marked @once_differentiable"))
+            raise NoSecondDerivativeError(f"{node.name()} is marked @once_differentiable")
         if node.name().startswith("WeightNormInterfaceBackward"):
-            raise RuntimeError(no_second_derivative("torch's own of weight_norm takes the norm for a constant"))
+            raise NoSecondDerivativeError("torch's own of weight_norm takes the norm for a constant")
 
 
 def is_once_differentiable(node: Node) -> bool:
@@ -136,14 +148,4 @@ def explained_second_derivatives() -> Iterator[None]:
         )
         if not any(symptom in str(error) for symptom in symptoms):
             raise
-        raise RuntimeError(no_second_derivative(str(error).splitlines()[0])) from error
-
-
-def no_second_derivative(reason: str) -> str:
-    """Return what to tell the user whose graph has no second derivative."""
-    return (
-        f"this graph has no second derivative ({reason}). Ways out: use GaussNewton, which needs none; for attention, "
-        "pass a function that runs the uncompiled model, or run the model under "
-        'torch.nn.attention.sdpa_kernel(SDPBackend.MATH) (transformers: attn_implementation="eager"); use '
-        "torch.utils.checkpoint with use_reentrant=False; run an LSTM without cuDNN"
-    )
+        raise NoSecondDerivativeError(str(error).splitlines()[0]) from error
