@@ -1,6 +1,7 @@
 """The Hessian and the Gauss-Newton matrix of a mini-batch loss, as operators that multiply blocks of columns."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, TypeAlias
 
 import torch
@@ -9,8 +10,8 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.nn.parallel import DistributedDataParallel
 
-from cao.autograd.derivatives import Gradient, derivative, gradient_graph
-from cao.autograd.isolation import cloned_buffers, isolated_forward, replaced_parameters
+from cao.autograd.derivatives import Gradient, NoSecondDerivativeError, derivative, gradient_graph, replicas_in
+from cao.autograd.isolation import as_plain_models, cloned_buffers, isolated_forward, replaced_parameters
 from cao.flat import FlatParams
 
 LossFunction: TypeAlias = Callable[[], Tensor | Iterable[Tensor]]
@@ -37,7 +38,8 @@ class Hessian:
         """Return the Hessian's product with each column, all of them from one graph."""
         product = self.flat.zeros_like(columns)
         if isinstance(self._source, Tensor):
-            with cloned_buffers():  # A checkpointed graph runs parts of its forward pass again.
+            # A checkpointed graph runs parts of its forward pass again, a distributed one talks to the other processes.
+            with cloned_buffers(), as_plain_models(replicas_in(self._source)):
                 self._gradient = self._gradient or loss_gradient(self._source, self.params)
                 add_products(product, self._gradient, self.flat, columns)
             return product
@@ -70,8 +72,9 @@ class GaussNewton:
 
     It is positive semidefinite where ℓ is convex in the outputs, as cross-entropy and squared error are. J v comes from
     forward mode, which stores no activations, so that a product needs no more memory than a training step; layers
-    without a forward derivative are served by reverse mode, twice. Nothing is computed before the first product, and
-    the model's buffers and all random streams stay as they are.
+    without a forward derivative are served by reverse mode, twice, and those that can be differentiated only once by
+    central differences of the outputs. Nothing is computed before the first product, and the model's buffers and all
+    random streams stay as they are.
     """
 
     def __init__(
@@ -91,6 +94,7 @@ class GaussNewton:
         if unknown:
             raise ValueError(f"params must be parameters of the model, got others of shapes {unknown}")
         self._use_forward_mode = True
+        self._use_differences = False
         self._is_checked = False
 
     @torch.enable_grad()
@@ -105,7 +109,7 @@ class GaussNewton:
             leaf = outputs.detach().requires_grad_()
             loss = checked_loss(self.loss_of_outputs(leaf))
         if tangents is None:
-            tangents = [self._reverse_tangent(outputs, direction) for direction in directions]
+            tangents = self._other_tangents(outputs, directions)
         slope = gradient_graph(loss, [leaf])
         energies = torch.zeros_like(product[0])
         for index, (tangent, target) in enumerate(zip(tangents, product.T, strict=True), start=1):
@@ -133,7 +137,9 @@ class GaussNewton:
             return None
         try:
             return [self._forward_tangent(direction) for direction in directions]
-        except NotImplementedError:
+        except RuntimeError as error:  # NotImplementedError is one too.
+            if not isinstance(error, NotImplementedError) and "forward gradient" not in str(error):
+                raise
             self._use_forward_mode = False
             return None
 
@@ -157,6 +163,46 @@ class GaussNewton:
         margin = max(1e-3, 10 * torch.finfo(precision).eps) * energies.abs().max()
         self._use_forward_mode = bool(((seen - energies).abs() <= margin).all())
         return self._use_forward_mode
+
+    def _other_tangents(self, outputs: Tensor, directions: list[list[Tensor]]) -> list[Tensor]:
+        """Return J v for each direction by reverse mode or, from the first time that it fails, by differences."""
+        if not self._use_differences:
+            with suppress(NoSecondDerivativeError):
+                tangents = [self._reverse_tangent(outputs, direction) for direction in directions]
+                if self._is_adjoint(outputs, directions, tangents):
+                    return tangents
+            self._use_differences = True
+        tangents = [self._difference(direction) for direction in directions]
+        if not self._is_adjoint(outputs, directions, tangents):
+            raise NoSecondDerivativeError(
+                "neither has it a forward one, and central differences of the outputs contradict its backward pass; "
+                "give the Function of that layer a jvp"
+            )
+        return tangents
+
+    def _is_adjoint(self, outputs: Tensor, directions: list[list[Tensor]], tangents: list[Tensor]) -> bool:
+        """Whether ⟨u, J v⟩ = ⟨Jᵀu, v⟩ for a random u: the right side needs a first derivative only."""
+        generator = torch.Generator(outputs.device).manual_seed(0)
+        probe = torch.empty_like(outputs).normal_(generator=generator)
+        pulled = derivative([outputs], self.params, [probe])
+        for direction, tangent in zip(directions, tangents, strict=True):
+            terms = [(part * piece).sum() for part, piece in zip(pulled, direction, strict=True) if part is not None]
+            expected, seen = torch.stack(terms).sum(), (probe * tangent).sum()
+            if not bool((seen - expected).abs() <= 0.02 * torch.maximum(tangent.norm(), expected.abs())):
+                return False
+        return True
+
+    def _difference(self, direction: list[Tensor]) -> Tensor:
+        precision = torch.finfo(direction[0].dtype).eps
+        length = torch.stack([piece.norm() for piece in direction]).norm().clamp_min(precision)
+        step = precision ** (1 / 3) / length  # Where truncation and rounding are of one size.
+        ends = []
+        for sign in (1, -1):
+            moved = {p: p.detach() + sign * step * v for p, v in zip(self.params, direction, strict=True)}
+            with isolated_forward(self.params[0].device), torch.no_grad(), replaced_parameters(self.model, moved):
+                ends.append(self._outputs())
+        difference: Tensor = (ends[0] - ends[1]) / (2 * step)
+        return difference
 
     def _reverse_tangent(self, outputs: Tensor, direction: list[Tensor]) -> Tensor:
         # Jᵀu is linear in u, so its derivative in u along v is J v.

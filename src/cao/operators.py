@@ -61,11 +61,13 @@ class Scaled:
 
     def __init__(self, operator: ParameterOperator, diagonal: float | Float[Tensor, " n"]) -> None:
         self.operator, self.params = operator, operator.params
-        self.root = torch.as_tensor(diagonal).sqrt().reshape(-1, 1)
+        self.diagonal = diagonal
 
     def __matmul__(self, columns: Float[Tensor, "n k"]) -> Float[Tensor, "n k"]:
         """Return D^½ (A (D^½ columns))."""
-        root = self.root.to(columns)
+        if not isinstance(self.diagonal, Tensor):
+            return self.diagonal * (self.operator @ columns)
+        root = self.diagonal.to(columns).sqrt().unsqueeze(1)
         return root * (self.operator @ (root * columns))
 
 
@@ -110,10 +112,26 @@ def agreed(compute: Callable[[], Result], group: dist.ProcessGroup | None, devic
         raise error
     if failures > 0:
         raise RuntimeError(
-            f"the refresh failed on {int(failures)} other rank(s) of {dist.get_world_size(group)}, where the reason is "
-            "reported; it was given up on this one too"
+            f"the refresh failed in {int(failures)} other process(es), which report the reason, and was given up here"
         )
     return result  # type: ignore[return-value]
+
+
+def check_replicas(params: Sequence[Tensor], group: dist.ProcessGroup | None) -> None:
+    """Refuse, in every process, to share a curvature between models whose parameters differ.
+
+    They are compared by their sizes and by their sums, to rounding: processes may run on different machines.
+    """
+    sums = [p.detach().sum(dtype=torch.float64) for p in params]
+    facts = torch.stack([torch.stack(sums).sum(), sums[0], torch.tensor(sum(p.numel() for p in params)).to(sums[0])])
+    lowest, highest = facts.clone(), facts.clone()
+    dist.all_reduce(lowest, dist.ReduceOp.MIN, group=group)
+    dist.all_reduce(highest, dist.ReduceOp.MAX, group=group)
+    if not torch.allclose(lowest, highest, rtol=1e-6, atol=1e-9, equal_nan=True):
+        raise ValueError(
+            "the parameters differ between the processes of the group, which cannot share one curvature; pass "
+            "process_group=False if each trains a model, or a part of one, of its own"
+        )
 
 
 class SymmetryProbe:

@@ -12,10 +12,11 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
+from cao.autograd.isolation import check_not_joining
 from cao.curvature import Hessian, LossFunction
 from cao.flat import FlatParams
 from cao.linalg import Eigenpairs, generator_for, random_columns
-from cao.operators import AllReduced, ParameterOperator, Scaled, SymmetryProbe, agreed, in_order
+from cao.operators import AllReduced, ParameterOperator, Scaled, SymmetryProbe, agreed, check_replicas, in_order
 from cao.policies import Damping, Refresh, Solver, damping_policy, eigensolver_for, plain, refresh_policy, restored
 from cao.preconditioner import NegativeCurvature, Preconditioner, Scaling, is_singular
 from cao.settings import (
@@ -25,6 +26,7 @@ from cao.settings import (
     check_settings,
     check_unsupported,
     is_numpy_number,
+    is_positive,
 )
 from cao.sketch import Progress, Sketch, check_eigenpairs, loaded_sketch, saved_shares
 from cao.step import stretches_of, take_step
@@ -220,6 +222,8 @@ class CAO(Optimizer):
         No gradient, parameter, buffer or global random stream is touched.
         """
         settings, progress = self.param_groups[0], self._progress
+        if not is_positive(scale):
+            raise ValueError(f"scale must be a positive number, got {scale!r}")
         if settings["rank"] == 0:
             return False
         params = FlatParams(p for p in self._parameters() if p.requires_grad)
@@ -352,7 +356,9 @@ class CAO(Optimizer):
         if isinstance(source, Eigenpairs):
             check_eigenpairs(source, params.size, settings["rank"])
             vectors = params.reorder(source.vectors.detach(), storage).to(storage.device, storage.dtype)
-            return replace(source, values=source.values / scale, vectors=vectors), None
+            return replace(
+                source, values=source.values / scale, residuals=source.residuals / scale, vectors=vectors
+            ), None
         operator = self._operator(source, scale, storage)
         probe = SymmetryProbe(operator)
         solve = eigensolver_for(settings["eigensolver"], settings["power_iterations"], settings["tolerance"])
@@ -376,8 +382,6 @@ class CAO(Optimizer):
                 raise ValueError(
                     f"rank must not exceed the number of trainable parameters, got rank {rank} for {storage.size}"
                 )
-            if not scale > 0:
-                raise ValueError(f"scale must be positive, got {scale}")
             operator: ParameterOperator
             if isinstance(source, Tensor) or not isinstance(source, ParameterOperator):
                 operator = Hessian(source, storage.params)  # type: ignore[arg-type]  # It says what else it cannot take.
@@ -393,6 +397,8 @@ class CAO(Optimizer):
             raise ValueError("a process group does not travel with a pickle; set optimizer.process_group again")
         if dist.get_rank(group) < 0:
             raise ValueError("this process is not in process_group; pass the group of its replicas, or False")
+        check_not_joining(storage.params)
+        check_replicas(storage.params, group)
         return AllReduced(agreed(build, group, storage.device), group)
 
     def _start(self, storage: FlatParams) -> Tensor:

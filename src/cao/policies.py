@@ -90,7 +90,8 @@ class FromSpectrum:
         """Return η from the pairs and, if there is an operator to multiply by, from its complement."""
         outside, products = (0.0, 0) if operator is None else self._outside(pairs.vectors, operator)
         magnitudes = pairs.values.abs()
-        rounding = torch.finfo(magnitudes.dtype).eps * float(magnitudes.max())
+        # Below √ε·λ₁ a step would amplify the rounding of the gradient in flat directions to the size of a step.
+        rounding = torch.finfo(magnitudes.dtype).eps ** 0.5 * float(magnitudes.max())
         measured = max(float(magnitudes.min()), float(pairs.residuals.max()), outside, rounding)
         return measured + weight_decay, products
 

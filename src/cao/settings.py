@@ -112,6 +112,8 @@ def check_parameters(params: Sequence[Tensor], device: torch.device) -> None:
             raise ValueError(f"parameters must be real, got one of {param.dtype}; use torch.view_as_real")
         if not param.is_floating_point() or param.dtype.itemsize == 1:
             raise ValueError(f"parameters must be float16 or wider, got one of {param.dtype}; keep a wider master copy")
+        if getattr(param, "_is_flat_param", False) or getattr(param, "_fsdp_flattened", False):
+            raise ValueError("FullyShardedDataParallel is not supported; use DistributedDataParallel")
         if tensor_module is not None and isinstance(param, tensor_module.DTensor):
             raise ValueError("sharded parameters (DTensor) are not supported yet; use DistributedDataParallel")
 

@@ -7,8 +7,21 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 from torch.autograd.graph import Node, get_gradient_edge
+from torch.nn.parallel import DistributedDataParallel
 
 Gradient: TypeAlias = Sequence[Tensor | None]
+
+
+class NoSecondDerivativeError(RuntimeError):
+    """A graph that can be differentiated once, but not twice."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(
+            f"this graph has no second derivative ({reason}). Ways out: use GaussNewton, which needs none; for "
+            "attention, pass a function that runs the uncompiled model, or run the model under "
+            'torch.nn.attention.sdpa_kernel(SDPBackend.MATH) (transformers: attn_implementation="eager"); use '
+            "torch.utils.checkpoint with use_reentrant=False; run an LSTM without cuDNN"
+        )
 
 
 def gradient_graph(loss: Tensor, params: Sequence[Tensor]) -> Gradient:
@@ -60,9 +73,9 @@ def check_second_derivatives(output: Tensor, inputs: Sequence[Tensor]) -> None:
     """Refuse a graph in which a node between output and inputs is known to lose its second derivative in silence."""
     for node in nodes_between(output, inputs):
         if is_once_differentiable(node):
-            raise RuntimeError(no_second_derivative(f"{node.name()} is marked @once_differentiable"))
+            raise NoSecondDerivativeError(f"{node.name()} is marked @once_differentiable")
         if node.name().startswith("WeightNormInterfaceBackward"):
-            raise RuntimeError(no_second_derivative("torch's own of weight_norm takes the norm for a constant"))
+            raise NoSecondDerivativeError("torch's own of weight_norm takes the norm for a constant")
 
 
 def is_once_differentiable(node: Node) -> bool:
@@ -73,6 +86,13 @@ def is_once_differentiable(node: Node) -> bool:
     backward = getattr(getattr(node, "_forward_cls", None), "backward", None)
     code = getattr(backward, "__code__", None)
     return code is not None and code.co_qualname.startswith("once_differentiable.")
+
+
+def replicas_in(output: Tensor) -> list[DistributedDataParallel]:
+    """Return the DistributedDataParallel models that have left a node in the graph of the output."""
+    sinks = [node for node in nodes_below(output) if node.name() == "_DDPSinkBackward"]
+    found = {sink.ddp_weakref() for sink in sinks}  # type: ignore[attr-defined]
+    return [replica for replica in found if replica is not None]
 
 
 def nodes_below(output: Tensor) -> set[Node]:
@@ -128,14 +148,4 @@ def explained_second_derivatives() -> Iterator[None]:
         )
         if not any(symptom in str(error) for symptom in symptoms):
             raise
-        raise RuntimeError(no_second_derivative(str(error).splitlines()[0])) from error
-
-
-def no_second_derivative(reason: str) -> str:
-    """Return what to tell the user whose graph has no second derivative."""
-    return (
-        f"this graph has no second derivative ({reason}). Ways out: use GaussNewton, which needs none; for attention, "
-        "pass a function that runs the uncompiled model, or run the model under "
-        'torch.nn.attention.sdpa_kernel(SDPBackend.MATH) (transformers: attn_implementation="eager"); use '
-        "torch.utils.checkpoint with use_reentrant=False; run an LSTM without cuDNN"
-    )
+        raise NoSecondDerivativeError(str(error).splitlines()[0]) from error

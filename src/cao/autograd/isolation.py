@@ -1,9 +1,10 @@
 """Run a model again as if nobody had: its parameters, its buffers and all random streams come out as they went in."""
 
+import gc
 import random
 import sys
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.nn.parallel import DistributedDataParallel
 
 
 @contextmanager
@@ -25,9 +27,56 @@ def isolated_forward(device: torch.device) -> Iterator[None]:
         stack.enter_context(cloned_buffers())
         stack.enter_context(sdpa_kernel(SDPBackend.MATH))
         stack.enter_context(without_fast_path())
+        stack.enter_context(replicas_met_as_plain_models())
         stack.enter_context(uncompiled())
         stack.enter_context(torch.enable_grad())
         yield
+
+
+@contextmanager
+def replicas_met_as_plain_models() -> Iterator[None]:
+    """Let DistributedDataParallel run as the model inside it wherever it is called."""
+    with ExitStack() as stack:
+
+        def meet(root: nn.Module, _inputs: Any) -> None:
+            if isinstance(root, DistributedDataParallel):
+                stack.enter_context(as_plain_models([root]))
+
+        stack.callback(register_module_forward_pre_hook(meet).remove)
+        yield
+
+
+@contextmanager
+def as_plain_models(replicas: Iterable[DistributedDataParallel]) -> Iterator[None]:
+    """Let replicas run, and their graphs be differentiated, without collectives and without preparing for any.
+
+    The first derivative of a static graph would otherwise pass for its first backward pass, find that no parameter has
+    a gradient yet, and leave all of them out of every later reduction. The flags are those that `no_sync` sets, and the
+    one by which DistributedDataParallel remembers that pass.
+    """
+    with ExitStack() as stack:
+        for replica in replicas:
+            flags = {"require_backward_grad_sync": False, "require_forward_param_sync": False}
+            if replica.static_graph:
+                flags["_static_graph_delay_allreduce_enqueued"] = True
+            stack.callback(vars(replica).update, {name: vars(replica)[name] for name in flags})
+            vars(replica).update(flags)
+        yield
+
+
+def check_not_joining(params: Sequence[Tensor]) -> None:
+    """Refuse a refresh within `DistributedDataParallel.join()`, where a process without data takes no part in it.
+
+    Its shadow collectives would be taken for ours. The optimizer does not know the model, so replicas are looked for
+    among all objects, which takes a fraction of a second; a refresh in several processes takes longer.
+    """
+    replicas = [thing for thing in gc.get_objects() if type(thing) is DistributedDataParallel]
+    for replica in replicas:
+        if replica._join_config.enable and any(mine is p for mine in params for p in replica.parameters()):
+            raise RuntimeError(
+                "a refresh within DistributedDataParallel.join() is not supported, because a process that has run out "
+                "of data takes no part in it; make the processes' data even, for example by drop_last=True"
+            )
 
 
 @contextmanager

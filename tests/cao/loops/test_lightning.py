@@ -1,11 +1,14 @@
 import logging
 import warnings
 from collections.abc import Iterator
+from contextlib import nullcontext
 
 import lightning
 import pytest
+import torch
+from lightning.pytorch.plugins import MixedPrecision
 from reference_loop import BATCHES, SETTINGS, assert_as_in_the_plain_loop
-from small_models import loss_of, smooth_network
+from small_models import flat_params, loss_of, smooth_network
 from torch import Tensor
 from torch.utils.data import DataLoader
 
@@ -97,3 +100,53 @@ def test_fabric_takes_the_steps_of_a_plain_loop():
         fabric.backward(loss)
         optimizer.step()
     assert_as_in_the_plain_loop(network, optimizer.optimizer)
+
+
+class ScaledInHook(InHook):
+    """Refreshes in the hook, which is given the loss after Lightning has divided and scaled it."""
+
+    def on_before_backward(self, loss: Tensor) -> None:
+        scaler = getattr(self.trainer.precision_plugin, "scaler", None)
+        scale = (scaler.get_scale() if scaler else 1.0) / self.trainer.accumulate_grad_batches
+        self.optimizers().refresh_if_due(loss, scale=scale)
+
+
+PARTS = [part for data in BATCHES for part in zip(*(tensor.split(4) for tensor in data), strict=True)]
+
+
+def accumulating_loop() -> tuple[Tensor, CAO]:
+    """Return where a plain loop leads that takes each batch in two halves, and refreshes with the first."""
+    model = smooth_network()
+    optimizer = CAO(model.parameters(), 0.1, **SETTINGS)
+    for number, part in enumerate(PARTS):
+        loss = loss_of(model, part)
+        optimizer.refresh_if_due(loss)
+        (loss / 2).backward()
+        if number % 2:
+            optimizer.step()
+            optimizer.zero_grad()
+    return flat_params(model), optimizer
+
+
+def scaled_precision() -> MixedPrecision:
+    """Return Lightning's fp16 plugin on a CPU: no autocast, so that only the scale of the loss is at stake."""
+    plugin = MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu", init_scale=1024.0))
+    plugin.forward_context = nullcontext
+    return plugin
+
+
+@pytest.mark.parametrize("plugins", [list, lambda: [scaled_precision()]], ids=["unscaled", "scaled"])
+@pytest.mark.parametrize(
+    "build",
+    [pytest.param(ScaledInHook), pytest.param(InTrainingStep)],
+    ids=["in the hook", "in the training step"],
+)
+def test_accumulation_and_scaling_by_lightning_leave_the_curvature_alone(build, plugins, tmp_path):
+    module = build()
+    trainer = lightning_trainer(tmp_path, accumulate_grad_batches=2, plugins=plugins())
+    trainer.fit(module, DataLoader(PARTS, batch_size=None))
+    params, reference = accumulating_loop()
+    found = trainer.optimizers[0]
+    assert found.sketch.values == pytest.approx(reference.sketch.values, rel=1e-9)
+    assert found.counters == reference.counters
+    torch.testing.assert_close(flat_params(module.network), params, rtol=1e-9, atol=1e-11)
