@@ -54,11 +54,17 @@ def lr_by_residual(least: float, left_out: float, residual: float, momentum: flo
     return 2 * (1 + momentum) / edge
 
 
+def noisy_limit(momentum: float, spread: float) -> float:
+    """Return the αλ below which E x² shrinks outside the sketch, if batches' curvatures have variance (c/b)λ²."""
+    return 2 * (1 + momentum) / (1 + spread * (1 + momentum) / (1 - momentum))
+
+
 def rows() -> Iterator[Row]:
-    """Check edge damping on captured directions of any curvature, on stale sketches, and the bounds on drift."""
+    """Check edge damping on captured directions, on stale sketches, the bounds on drift, and what noise leaves."""
     yield from captured_exactly()
     yield from stale_sketches()
     yield from drift()
+    yield from noise()
 
 
 def captured_exactly() -> Iterator[Row]:
@@ -177,3 +183,35 @@ def mixed_residual(source: torch.Generator) -> tuple[float, float]:
     residuals = hessian @ vectors - vectors * values
     products = residuals @ (mixes / mixes.norm(dim=0))
     return float(residuals.square().sum()), 3 * float(products.square().sum(dim=0).mean())
+
+
+def noise() -> Iterator[Row]:
+    """Check the limits that batches of different curvature set, through the exact recursion of second moments."""
+    spreads = torch.logspace(-3, 2, 11, dtype=torch.float64).tolist()
+    trials = [(momentum, spread) for momentum in MOMENTA for spread in spreads]
+    statement = "Noisy curvature, not captured: E x² shrinks just for αλ < 2(1+β)/(1 + (c/b)(1+β)/(1−β))"
+    pairs = [(noisy_limit(b, c), last_stable(partial(second_moments, momentum=b, spread=c), 4.0)) for b, c in trials]
+    yield prediction(statement, "c/b from 0.001 to 100, β = 0.5, 0.9 and 0.99", pairs, 1e-6)
+    for order in ("through", "update"):
+        bound = "1" if order == "through" else "(1−β)/(1+β)"
+        damping = "1/α, momentum through P" if order == "through" else "(1+β)/α, momentum on the update"
+        statement = f"Noisy curvature, captured, η = {damping}: every αλ shrinks for c/b ≤ {bound}, as largest c/b"
+        yield lower_bound(statement, "αλ from 0.3 to 10⁶, β = 0.5, 0.9 and 0.99", bearable_spreads(order))
+
+
+def bearable_spreads(order: Order) -> Pairs:
+    """Yield the c/b up to which a captured direction of any curvature is stable, and that for one curvature."""
+    for momentum in MOMENTA:
+        promised = 1.0 if order == "through" else (1 - momentum) / (1 + momentum)
+        for curvature in torch.logspace(-0.5, 6, 14, dtype=torch.float64).tolist():
+            gain = 1 / (1 + curvature / edge_damping(1.0, momentum, order))
+            kept = gain * momentum if order == "through" else momentum
+            yield promised, last_stable(partial(second_moments, curvature * gain, kept), 1e3)
+
+
+def second_moments(rate: float, momentum: float, spread: float) -> Float[Tensor, "3 3"]:
+    """Return the map of E(x², xx₋, x₋²) under x⁺ = (1 + β − s)x − βx₋, where s has the variance (c/b)s²."""
+    mean = 1 + momentum - rate
+    square = mean**2 + spread * rate**2
+    rows = [[square, -2 * mean * momentum, momentum**2], [mean, -momentum, 0.0], [1.0, 0.0, 0.0]]
+    return torch.tensor(rows, dtype=torch.float64)

@@ -34,7 +34,7 @@ def growth(segments: Sequence[tuple[Float[Tensor, "n n"], int]]) -> float:
     product = torch.eye(len(segments[0][0]), dtype=torch.float64)
     for matrix, count in segments:
         product = torch.linalg.matrix_power(matrix, count) @ product
-    return radius(product) ** (1 / sum(count for _, count in segments))
+    return math.pow(radius(product), 1 / sum(count for _, count in segments))
 
 
 def rows() -> Iterator[Row]:

@@ -148,3 +148,13 @@ def test_the_rate_that_a_residual_allows_solves_its_equation(least, left_out, re
     assert c >= left_out
     exact = edge.lr_by_residual(least, left_out + 1e-3, 0.0, beta)
     assert exact == pytest.approx(2 * (1 + beta) / (left_out + 1e-3))
+
+
+@settings(max_examples=10, deadline=None, derandomize=True)
+@given(st.sampled_from([0.0, 0.5, 0.9]), st.floats(0.01, 3), st.sampled_from([0.9, 1.1]))
+def test_noisy_curvature_shrinks_in_the_mean_square_just_below_its_limit(beta, spread, part):
+    rate = part * edge.noisy_limit(beta, spread)
+    # Two equally likely curvatures have any mean and variance: average the squares over both exactly, by Kronecker.
+    steps = [np.array([[1 + beta - rate * factor, -beta], [1, 0]]) for factor in (1 - spread**0.5, 1 + spread**0.5)]
+    radius = np.abs(np.linalg.eigvals(sum(np.kron(step, step) for step in steps) / 2)).max()
+    assert (radius < 1) == (part < 1)
