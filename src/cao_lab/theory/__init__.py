@@ -9,7 +9,7 @@ import pandas as pd
 import torch
 from tqdm import tqdm
 
-from cao_lab.theory import contraction, descent, sketches, stability, stationarity
+from cao_lab.theory import contraction, descent, edge, momentum, resonance, sketches, stability, stationarity
 from cao_lab.theory.figures import draw_all
 
 SECTIONS = {
@@ -18,6 +18,9 @@ SECTIONS = {
     "stationarity": stationarity.rows,
     "contraction": contraction.rows,
     "sketches": sketches.rows,
+    "resonance": resonance.rows,
+    "momentum": momentum.rows,
+    "edge": edge.rows,
 }
 
 

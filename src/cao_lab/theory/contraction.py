@@ -20,6 +20,7 @@ from cao_lab.theory.problems import (
     uniform,
 )
 from cao_lab.theory.stability import relative_curvature
+from cao_lab.theory.stationarity import floor_of
 from cao_lab.theory.table import Pairs, Row, lower_bound, refutation, upper_bound
 
 
@@ -169,8 +170,19 @@ def noisy_contraction() -> Iterator[Row]:
     floor = rate**2 / 2 / (1 - loss_factor(1.0, rate, 1.0, 1.0, 0.0))
     statement = "Theorem 1‴: E f−f* tends to at most αLσ²(Λ+η)/(4μη²(1−αL/2η))"
     yield upper_bound(statement, problem, [(floor, square / 2)])
+    statement = "Theorem 1‴ (relative): E f−f* tends to at most α tr(HPΣP)/(4μ_P(1−αL_P/2))"
+    problem = "Λx²/2, captured, with noise σ = 1 at its floor, Λ = 0.1 to 1000, η = 1, α = 0.5"
+    yield upper_bound(statement, problem, [captured_floor(top, 1.0, 0.5) for top in (0.1, 1.0, 10.0, 1000.0)])
     statement = "Theorem 1‴: one-sample gradients, interpolation: E f shrinks by 1−2αμ/(Λ+η)+α²LL_max/η²"
     yield upper_bound(statement, "least squares, 8 samples, 20 unknowns, k = 2, 50 points", interpolation_factors())
+
+
+def captured_floor(top: float, damping: float, lr: float) -> tuple[float, float]:
+    """Return the relative bound and E f at its floor, in one captured direction, where μ_P = L_P = Λ/(Λ + η)."""
+    gain = 1 / (top + damping)
+    relative = top * gain
+    bound = lr * top * gain**2 / (4 * relative * (1 - lr * relative / 2))
+    return bound, top / 2 * floor_of(1 - lr * relative, lr * gain)
 
 
 def interpolation_factors() -> Pairs:

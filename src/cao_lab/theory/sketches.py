@@ -69,6 +69,7 @@ def rows() -> Iterator[Row]:
     yield upper_bound(statement, f"{TRIALS} random H and E, δ < gap/2", subspace_errors())
     statement = "Unconverged sketch: … ≤ max(λ̂₁/(λ̂₁+η), λmax(N)/η) + √(Σ rᵢ²/(η(λ̂ᵢ+η)))"
     yield upper_bound(statement, f"{TRIALS} random H, 0 to 3 subspace iterations", unconverged())
+    yield from automatic_damping()
     statement = "Stale sketch: … ≤ max(λ̂₁/(λ̂₁+η), λ̂⊥/η) + L_H‖θ−θᵣ‖/η"
     yield upper_bound(statement, f"{TRIALS} cosine mixtures, ‖θ−θᵣ‖ = 0.001 to 1", stale())
     yield upper_bound(
@@ -193,6 +194,41 @@ def ritz_trial(hessian: Float[Tensor, "n n"], pairs: Eigenpairs, damping: float)
     left_out = max(largest_eigenvalue(outside @ hessian @ outside), 0.0)
     P = dense_preconditioner(pairs.values.abs(), V, damping)
     return curvature_with_residuals(pairs, left_out, damping), relative_sharpness(hessian, P)
+
+
+def residual_damping(pairs: Eigenpairs) -> float:
+    """Return |λ̂ₖ| + ρ with ρ² = Σ rᵢ², the damping with which α = 1 is stable if it is above what is left out."""
+    return float(pairs.values.abs().min() + pairs.residuals.norm())
+
+
+def automatic_damping() -> Iterator[Row]:
+    """Show that η = λ̂ₖ of unconverged pairs is no damping, and check the one that adds their residuals."""
+    hessian = torch.diag(torch.tensor([100.0, 99.0, 0.0, 0.0], dtype=torch.float64))
+    start = torch.tensor([[1.0, 0.0], [0.0, 0.1], [0.0, 1.0], [0.0, 0.0]], dtype=torch.float64)
+    pairs = subspace_iteration(hessian, start, 0)
+    P = dense_preconditioner(pairs.values.abs(), pairs.vectors, float(pairs.values.abs().min()))
+    statement = "Unconverged pairs, η = λ̂ₖ: λmax(P̂^½HP̂^½) ≥ 2, so that α = 1 diverges"
+    problem = "spectrum (100, 99, 0, 0), k = 2, a start near the second direction's complement, no iteration"
+    yield lower_bound(statement, problem, [(2.0, relative_sharpness(hessian, P))])
+    statement = "Ritz value plus residual, η = |λ̂ₖ|+ρ ≥ λmax(N): … ≤ 1 + ρ/√(η(|λ̂ₖ|+η)) < 2, so that α = 1 is stable"
+    yield upper_bound(
+        statement, f"{TRIALS} random H, 0 to 3 subspace iterations, where η ≥ λmax(N)", residually_damped()
+    )
+
+
+def residually_damped() -> Pairs:
+    """Yield bound and observation at the damping from Ritz value and residuals, if nothing left out is above it."""
+    source = generator(21)
+    for trial in range(TRIALS):
+        n = integer(source, 2, 12)
+        hessian = random_symmetric(source, n)
+        pairs = subspace_iteration(hessian, normal(source, n, integer(source, 1, n - 1)), trial % 4)
+        damping, least = residual_damping(pairs), float(pairs.values.abs().min())
+        outside = torch.eye(n, dtype=torch.float64) - pairs.vectors @ pairs.vectors.T
+        if largest_eigenvalue(outside @ hessian @ outside) <= damping:
+            P = dense_preconditioner(pairs.values.abs(), pairs.vectors, damping)
+            coupling = (damping - least) / math.sqrt(damping * (least + damping))
+            yield 1 + coupling, relative_sharpness(hessian, P)
 
 
 def stale() -> Pairs:

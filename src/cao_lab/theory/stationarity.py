@@ -133,6 +133,7 @@ def noisy_gradients() -> Iterator[Row]:
     floor = stationarity_bound(0.5, rate, steps, Setting(1.0, 1.0, 0.0, noise=1.0))
     exact = stationarity_bound(0.5, rate, steps, Setting(1.0, 1.0, 0.0))
     yield refutation(upper_bound("Printed (Prop. 1): mean E‖∇f‖² is O(Δ/αT)", problem, [(exact, observed)]))
+    yield from relative_floor()
     statement = "Proposition 1′: mean E‖∇f‖² ≤ O(Δ/αT) + (Λ+η)αLσ²/(2η²(1−αL/2η))"
     yield upper_bound(statement, problem, [(floor, observed)])
     yield upper_bound(statement, "cosine mixture, σ = 5, 8 runs, T = 500", [noisy_mixture(500, tuned=False)])
@@ -148,6 +149,40 @@ def mean_square_on_parabola(rate: float, steps: int) -> float:
         total += square
         square = (1 - rate) ** 2 * square + rate**2
     return total / steps
+
+
+def relative_floor() -> Iterator[Row]:
+    """Show what of the floor is attained when Λ > 0, and that the one in the norm of P is tight for every Λ."""
+    statement = "Proposition 1′: share of the floor that is attained, η/(Λ+η)"
+    problem = "L = 10 outside the sketch, with the noise; Λ = 0.1 to 10 captured, without; η = 1, α = 0.1"
+    trials: Pairs = [(1 / (top + 1), attained_share(top)) for top in (0.1, 1.0, 10.0)]
+    yield prediction(statement, problem, trials, 1e-6)
+    statement = "Proposition 1′ (relative): mean E⟨g,Pg⟩ ≤ O(Δ/αT) + α tr(HPΣP)/(2(1−αL_P/2))"
+    problem = "Λx²/2, captured, with noise σ = 1 at its floor, Λ = 0.1 to 1000, η = 1, α = 0.5"
+    yield upper_bound(statement, problem, [captured_floor(top, 1.0, 0.5) for top in (0.1, 1.0, 10.0, 1000.0)])
+
+
+def attained_share(top: float) -> float:
+    """Return E‖∇f‖² at its floor over the bound of Proposition 1′, with L = 10 outside the sketch and Λ inside."""
+    smoothness, damping, lr = 10.0, 1.0, 0.1
+    rate = lr * smoothness / damping
+    observed = floor_of(1 - rate, lr / damping) * smoothness**2
+    return observed / stationarity_bound(0.0, lr, 1, Setting(smoothness, damping, top, noise=1.0))
+
+
+def captured_floor(top: float, damping: float, lr: float) -> tuple[float, float]:
+    """Return the bound in the norm of P and E⟨g, Pg⟩ at its floor, in one captured direction."""
+    gain = 1 / (top + damping)
+    bound = lr * top * gain**2 / (2 * (1 - lr * top * gain / 2))
+    return bound, floor_of(1 - lr * top * gain, lr * gain) * top**2 * gain
+
+
+def floor_of(factor: float, kick: float) -> float:
+    """Return the limit of E x² under x ← factor·x + kick·ξ with E ξ² = 1, by iterating it."""
+    square = 0.0
+    for _ in range(2000):
+        square = factor**2 * square + kick**2
+    return square
 
 
 def noisy_mixture(steps: int, *, tuned: bool) -> tuple[float, float]:
@@ -218,13 +253,15 @@ def biased_trial(refresh_every: int) -> tuple[float, float]:
 def biased_limit() -> Iterator[Row]:
     """Show that with a refresh at every step the bias alone keeps the gradient from vanishing, however small α is.
 
-    The batches are σx and Λx²/2 − σx, each with probability ½; the mean iterate tends to −σ/η, where ∇f = −Λσ/2η.
+    The batches are x and Λx²/2 − x, each with probability ½; the mean iterate tends to −1/η. Their gradients differ
+    from the mean by 1 − Λx/2, which on the way from 0 grows to σ = 1 + Λ/2η; in that σ, ∇f = −Λσ/(Λ + 2η) there.
     """
-    noise, top, damping = 1.0, 1.0, 0.5
-    limit = top * noise / (2 * damping)
-    problem = "batches x and x²/2 − x, η = 0.5, m = 1, T = 10⁵"
-    trials: Pairs = [(limit, abs(top / 2 * biased_mean(noise, top, damping, rate))) for rate in (1e-2, 1e-3)]
-    yield prediction("Same-batch sketch, m = 1: |E ∇f| tends to Λσ/2η for every α", problem, trials, 1e-6)
+    top, damping = 1.0, 0.5
+    noise = 1 + top / (2 * damping)
+    limit = top * noise / (top + 2 * damping)
+    problem = "batches x and x²/2 − x, η = 0.5, σ = 2, m = 1, T = 10⁵"
+    trials: Pairs = [(limit, abs(top / 2 * biased_mean(1.0, top, damping, rate))) for rate in (1e-2, 1e-3)]
+    yield prediction("Same-batch sketch, m = 1: |E ∇f| tends to Λσ/(Λ+2η) for every α", problem, trials, 1e-6)
 
 
 def biased_mean(noise: float, top: float, damping: float, rate: float) -> float:

@@ -4,12 +4,13 @@ from itertools import pairwise
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from scipy.linalg import solve_discrete_lyapunov
 
 from cao.linalg import subspace_iteration
 from cao.preconditioner import precondition
-from cao_lab.theory import contraction, sketches
+from cao_lab.theory import contraction, sketches, stationarity
 from cao_lab.theory.problems import CosineMixture, dense_preconditioner, eigenpairs, generator, normal, orthonormal
 from cao_lab.theory.stability import relative_curvature
 from cao_lab.theory.stationarity import Setting, bias_bound, descend, stationarity_bound, tuned_bound, tuned_lr
@@ -140,6 +141,48 @@ def test_residuals_bound_what_an_unconverged_sketch_misses(seed, damping, iterat
     pairs = subspace_iteration(hessian, normal(source, 6, rank), iterations)
     bound, observed = sketches.ritz_trial(hessian, pairs, damping)
     assert observed <= bound * (1 + 1e-6) + 1e-9
+
+
+@quick
+@given(seeds, st.integers(0, 4), st.integers(1, 5))
+def test_a_full_step_is_stable_once_residuals_are_added_to_the_damping(seed, iterations, rank):
+    source = generator(seed)
+    hessian = sketches.random_symmetric(source, 6)
+    pairs = subspace_iteration(hessian, normal(source, 6, rank), iterations)
+    damping = sketches.residual_damping(pairs)
+    left_out = torch.linalg.svd(pairs.vectors).U[:, rank:]
+    assume(float(torch.linalg.eigvalsh(left_out.T @ hessian @ left_out)[-1]) <= damping)
+    P = dense_preconditioner(pairs.values.abs(), pairs.vectors, damping)
+    assert torch.linalg.eigvals(P @ hessian).real.max() < 2
+
+
+@quick
+@given(spectra, dampings, st.floats(0.05, 1.9), seeds, st.data())
+def test_noise_keeps_a_quadratic_below_its_relative_floors(spectrum, damping, fraction, seed, data):
+    rank = data.draw(st.integers(0, len(spectrum) - 1))
+    gains = 1 / (torch.cat([spectrum[:rank], torch.zeros(len(spectrum) - rank)]) + damping)
+    low, high = relative_curvature(spectrum, rank, damping)
+    root = normal(generator(seed), len(spectrum), len(spectrum))
+    lr, P, H = fraction / high, torch.diag(gains), torch.diag(spectrum)
+    kick = lr * P @ root @ root.T @ P * lr
+    stationary = torch.from_numpy(solve_discrete_lyapunov((torch.eye(len(H)) - lr * P @ H).numpy(), kick.numpy()))
+    noise = float(torch.trace(H @ P @ root @ root.T @ P))
+    slack = 1 - lr * high / 2
+    assert torch.trace(H @ P @ H @ stationary) <= lr * noise / (2 * slack) * (1 + 1e-6)
+    assert torch.trace(H @ stationary) / 2 <= lr * noise / (4 * low * slack) * (1 + 1e-6)
+
+
+@given(st.floats(1e-3, 1e3), dampings, st.floats(0.01, 1.9))
+def test_a_captured_parabola_attains_its_relative_floors(top, damping, lr):
+    for bound, observed in (
+        stationarity.captured_floor(top, damping, lr),
+        contraction.captured_floor(top, damping, lr),
+    ):
+        assert observed <= bound * (1 + 1e-9)
+    s = top / (top + damping)
+    variance = lr / (top + damping) ** 2 / (s * (2 - lr * s))
+    assert stationarity.captured_floor(top, damping, lr)[0] == pytest.approx(top * s * variance)
+    assert contraction.captured_floor(top, damping, lr)[0] == pytest.approx(top / 2 * variance)
 
 
 def test_matrix_bernstein_solves_its_tail_equation():
