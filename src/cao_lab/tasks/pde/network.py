@@ -5,6 +5,7 @@ from itertools import pairwise
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn.utils import skip_init
 
 
 class Tanh(nn.Module):
@@ -13,8 +14,9 @@ class Tanh(nn.Module):
     def __init__(self, width: int, depth: int, seed: int) -> None:
         super().__init__()
         sizes = [2, *[width] * depth, 1]
-        # Drawn in float64 in every case, so that float32 starts at the same point up to rounding.
-        layers = [nn.Linear(n, m, dtype=torch.float64) for n, m in pairwise(sizes)]
+        # Drawn in float64 in every case, so that float32 starts at the same point up to rounding, and from a generator
+        # of its own: the layers' usual start would draw from the global one.
+        layers = [skip_init(nn.Linear, n, m, dtype=torch.float64) for n, m in pairwise(sizes)]
         self.layers = nn.ModuleList(layers)
         generator = torch.Generator().manual_seed(seed)
         for layer in layers:

@@ -1,0 +1,163 @@
+"""`cao solve`: one problem, one method, with a progress bar, a log and a figure."""
+
+import csv
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from math import inf, isnan
+from pathlib import Path
+from typing import Any
+
+import torch
+import tyro
+from tqdm import tqdm
+
+from cao_lab.solvers.budget import Budget, Record
+from cao_lab.solvers.figures import convergence_figure
+from cao_lab.solvers.method import Method
+from cao_lab.solvers.methods import METHODS
+from cao_lab.solvers.methods.first_order import Adam
+from cao_lab.solvers.solving import solve
+from cao_lab.solvers.user_problem import SolveError, load_problem
+from cao_lab.tasks.pde.problem import Problem
+
+
+@dataclass(frozen=True)
+class SolveConfig:
+    """Minimise a loss of your own, or one of the laboratory's, over its full batch."""
+
+    target: tyro.conf.Positional[str]
+    """path.py:function, where function() returns params, a function that returns the loss (or residuals whose squares
+    sum to it), and optionally one that returns an error; or a problem of the laboratory, such as convection."""
+    method: str = "sketched-lbfgs"
+    """sketched-lbfgs, torch-lbfgs, scipy-lbfgsb, scipy-bfgs, nncg, lbfgs-nncg, soap, adam or cao."""
+    evaluations: int = 5_000
+    """Evaluations of the loss to spend; a product of the curvature counts by its measured time."""
+    seconds: float | None = None
+    """Seconds to spend at most."""
+    adam: int = 0
+    """Evaluations of Adam to take first, over and above the others."""
+    adam_lr: float = 1e-3
+    """Rate of this first phase."""
+    records: int = 200
+    """Lines of the log."""
+    out: Path | None = None
+    """Folder to write to; out/solve/ and the names of problem and method if not given."""
+    threads: int | None = None
+    """Threads of torch; as many as it likes if not given."""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be run."""
+        if self.method not in METHODS:
+            raise SolveError(f"there is no method {self.method}; choose one of {', '.join(METHODS)}")
+        for field, least in (("evaluations", 1), ("adam", 0), ("records", 1)):
+            if getattr(self, field) < least:
+                raise SolveError(f"{field} must be at least {least}, got {getattr(self, field)}")
+        if self.seconds is not None and self.seconds <= 0:
+            raise SolveError(f"seconds must be positive, got {self.seconds}")
+
+    @property
+    def budget(self) -> Budget:
+        """What the method may spend."""
+        return Budget(self.evaluations, self.seconds or inf)
+
+    @property
+    def phases(self) -> list[tuple[Method, Budget]]:
+        """The methods to run, one after the other."""
+        first: list[tuple[Method, Budget]] = [(Adam(self.adam_lr, is_decaying=False), Budget(self.adam))] * (
+            self.adam > 0
+        )
+        return [*first, (METHODS[self.method], self.budget)]
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of the log: a record, and the method it is of; what is spent counts from the start of all phases."""
+
+    method: str
+    record: Record
+
+
+def run_solve(config: SolveConfig) -> str:
+    """Carry `cao solve` out: minimise, write all files, and return what to print."""
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    problem = load_problem(config.target)
+    lines: list[Line] = []
+    with progress_bar(config) as bar:
+        for line in solve_in_phases(problem, config):
+            lines.append(line)
+            show(bar, line.record)
+    folder = config.out or Path("out", "solve", f"{problem.name}-{config.method}")
+    written = write_solution(lines, problem, config, folder)
+    return f"{summary(lines[-1].record)}\nwritten to {folder}: {', '.join(written)}"
+
+
+def solve_in_phases(problem: Problem, config: SolveConfig) -> Iterator[Line]:
+    """Run the phases, each from where the last one ended, and let their bills add up."""
+    last = None
+    for method, budget in config.phases:
+        before = last
+        for record in solve(problem, method, budget, records=config.records):
+            last = record if before is None else after(before, record)
+            yield Line(method.name, last)
+
+
+def after(before: Record, record: Record) -> Record:
+    """Return a record with what was spent before it added."""
+    return replace(
+        record,
+        evaluations=before.evaluations + record.evaluations,
+        products=before.products + record.products,
+        billed=before.billed + record.billed,
+        seconds=before.seconds + record.seconds,
+    )
+
+
+def progress_bar(config: SolveConfig) -> "tqdm[Any]":
+    """Return a bar over everything there is to bill; hidden where nobody watches."""
+    return tqdm(
+        desc=config.method,
+        total=config.adam + config.evaluations,
+        unit=" evaluations",
+        disable=not sys.stderr.isatty(),
+        dynamic_ncols=True,
+        bar_format="{desc} {percentage:3.0f}% |{bar:16}| [{elapsed}<{remaining}, {rate_fmt}{postfix}]",
+    )
+
+
+def show(bar: "tqdm[Any]", record: Record) -> None:
+    """Move the bar to a record."""
+    bar.set_postfix_str(f"loss {record.loss:.3g}" + (f" error {record.error:.2g}" if record.error >= 0 else ""))
+    bar.update(record.billed - bar.n)
+
+
+def write_solution(lines: list[Line], problem: Problem, config: SolveConfig, folder: Path) -> list[str]:
+    """Write the log, the settings and the outcome, the figure, and the parameters; return the files' names."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "records.csv").open("w", newline="") as file:
+        rows = [{"method": line.method, **asdict(line.record)} for line in lines]
+        writer = csv.DictWriter(file, rows[0])
+        writer.writeheader()
+        writer.writerows(rows)
+    last = lines[-1].record
+    outcome = {
+        "config": {**asdict(config), "out": str(folder)},
+        "parameters": problem.size,
+        "outcome": {**asdict(last), "error": None if isnan(last.error) else last.error},
+        "stalled": next((line.record.status for line in lines if line.record.status.startswith("stalled")), None),
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+    }
+    (folder / "solve.json").write_text(json.dumps(outcome, indent=2) + "\n")
+    convergence_figure({config.method: [line.record for line in lines]}, problem.name).savefig(folder / "solve.png")
+    torch.save([p.detach() for p in problem.params], folder / "params.pt")
+    return ["records.csv", "solve.json", "solve.png", "params.pt"]
+
+
+def summary(record: Record) -> str:
+    """Return the outcome in one line."""
+    error = f", relative error {record.error:.3g}" if record.error >= 0 else ""
+    cost = f"{record.evaluations} evaluations, {record.products} products, {record.seconds:.1f} s"
+    return f"loss {record.loss:.4g}{error} after {cost} ({record.status})"
