@@ -43,4 +43,4 @@ class Record:
     price: float
     """Time of a product over the time of an evaluation with its gradient."""
     status: str
-    """"running", "spent", "stalled: " and a reason, or "idle": a stalled run waits for the end of its budget."""
+    """running, spent, interrupted, "stalled: " and a reason, or idle: a stalled run waits for the end of its budget."""

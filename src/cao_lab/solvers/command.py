@@ -3,7 +3,8 @@
 import csv
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from math import inf, isnan
 from pathlib import Path
@@ -58,17 +59,12 @@ class SolveConfig:
             raise SolveError(f"seconds must be positive, got {self.seconds}")
 
     @property
-    def budget(self) -> Budget:
-        """What the method may spend."""
-        return Budget(self.evaluations, self.seconds or inf)
-
-    @property
     def phases(self) -> list[tuple[Method, Budget]]:
         """The methods to run, one after the other."""
-        first: list[tuple[Method, Budget]] = [(Adam(self.adam_lr, is_decaying=False), Budget(self.adam))] * (
-            self.adam > 0
-        )
-        return [*first, (METHODS[self.method], self.budget)]
+        chosen: tuple[Method, Budget] = (METHODS[self.method], Budget(self.evaluations, self.seconds or inf))
+        if self.adam == 0:
+            return [chosen]
+        return [(Adam(self.adam_lr, is_decaying=False), Budget(self.adam)), chosen]
 
 
 @dataclass(frozen=True)
@@ -84,17 +80,28 @@ def run_solve(config: SolveConfig) -> str:
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     problem = load_problem(config.target)
-    lines: list[Line] = []
-    with progress_bar(config) as bar:
-        for line in solve_in_phases(problem, config):
-            lines.append(line)
-            show(bar, line.record)
+    lines = watched(solve_in_phases(problem, config), progress_bar(config))
     folder = config.out or Path("out", "solve", f"{problem.name}-{config.method}")
     written = write_solution(lines, problem, config, folder)
     return f"{summary(lines[-1].record)}\nwritten to {folder}: {', '.join(written)}"
 
 
-def solve_in_phases(problem: Problem, config: SolveConfig) -> Iterator[Line]:
+def watched(lines: Generator[Line, None, None], bar: "tqdm[Any]") -> list[Line]:
+    """Return all lines, shown as they come; an interruption ends them early, and what there is is kept."""
+    seen: list[Line] = []
+    with bar, closing(lines):
+        try:
+            for line in lines:
+                seen.append(line)
+                show(bar, line.record)
+        except KeyboardInterrupt:
+            if not seen:
+                raise
+            seen.append(replace(seen[-1], record=replace(seen[-1].record, status="interrupted")))
+    return seen
+
+
+def solve_in_phases(problem: Problem, config: SolveConfig) -> Generator[Line, None, None]:
     """Run the phases, each from where the last one ended, and let their bills add up."""
     last = None
     for method, budget in config.phases:

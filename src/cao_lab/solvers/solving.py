@@ -42,8 +42,9 @@ def run(method: Method, objective: Objective, emit: Callable[[Record], None]) ->
         status = "spent"
     except Lost as lost:
         status = f"stalled: {lost}"
+    finally:
+        objective.take_best()
     last = objective.record(status)
-    objective.take_best()
     emit(last)
     if status != "spent":
         emit(idle_to_the_end(last, objective.budget))

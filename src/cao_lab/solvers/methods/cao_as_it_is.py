@@ -28,7 +28,7 @@ class FullBatchCAO:
         optimizer = CAO(
             objective.params,
             lr=self.lr,
-            rank=self.rank,
+            rank=min(self.rank, objective.problem.size),
             refresh_every=self.refresh_every,
             damping="auto",
             max_update_norm=self.max_update_norm,

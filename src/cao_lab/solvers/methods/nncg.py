@@ -45,7 +45,7 @@ class NNCG:
         start_with_lbfgs(objective, self.lbfgs_share)
         optimizer = counting(deepxde_module().NNCG, objective)(
             objective.params,
-            rank=min(self.rank, sum(p.numel() for p in objective.params)),
+            rank=min(self.rank, objective.problem.size),
             mu=self.damping,
             update_freq=self.refresh_every,
             cg_tol=self.tolerance,
