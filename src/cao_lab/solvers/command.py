@@ -158,7 +158,8 @@ def write_solution(lines: list[Line], problem: Problem, config: SolveConfig, fol
         "threads": torch.get_num_threads(),
     }
     (folder / "solve.json").write_text(json.dumps(outcome, indent=2) + "\n")
-    convergence_figure({config.method: [line.record for line in lines]}, problem.name).savefig(folder / "solve.png")
+    curves = {line.method: [other.record for other in lines if other.method == line.method] for line in lines}
+    convergence_figure(curves, problem.name).savefig(folder / "solve.png")
     torch.save([p.detach() for p in problem.params], folder / "params.pt")
     return ["records.csv", "solve.json", "solve.png", "params.pt"]
 

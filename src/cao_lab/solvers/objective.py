@@ -45,12 +45,13 @@ class Objective:
         self._records, self._on_record, self._next_record = records, on_record, 0.0
         self._not_finite = 0
         self._dtype = torch.get_default_dtype()
-        self._paused, self._started = 0.0, perf_counter()
+        self._paused = 0.0
+        self._started: float | None = None
 
     @property
     def seconds(self) -> float:
-        """Time since the start, without pauses."""
-        return perf_counter() - self._started - self._paused
+        """Time since the first evaluation began, without pauses; optimizers import a lot before that."""
+        return 0.0 if self._started is None else perf_counter() - self._started - self._paused
 
     @property
     def billed(self) -> float:
@@ -105,6 +106,8 @@ class Objective:
         set_point(self.params, self.best_point)
 
     def _check_budget(self) -> None:
+        if self._started is None:
+            self._started = perf_counter()
         if self.spent >= 1:
             raise BudgetSpent
 

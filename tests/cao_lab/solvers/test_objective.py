@@ -82,6 +82,13 @@ def test_a_budget_of_seconds_ends_a_run(clock: Clock) -> None:
     assert (last.evaluations, last.seconds, last.status) == (10, 10, "spent")
 
 
+def test_what_a_method_does_before_its_first_evaluation_is_not_billed(clock: Clock) -> None:
+    objective = Objective(slow(bowl(), clock, 1.0), Budget(seconds=10))
+    clock.advance(1000)
+    objective.closure()
+    assert objective.seconds == 1
+
+
 def test_the_first_budget_to_be_spent_counts(clock: Clock) -> None:
     *_, last = solve(slow(bowl(), clock, 1.0), Adam(), Budget(evaluations=7, seconds=10))
     assert last.evaluations == 7
