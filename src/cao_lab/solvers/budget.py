@@ -32,8 +32,10 @@ class Record:
     """Calls of the loss, with or without its gradient."""
     products: int
     """Products of the curvature with a vector."""
+    setups: int
+    """What blocks of products needed first, such as a Jacobian: how often."""
     billed: float
-    """Evaluations, plus products at their price."""
+    """Evaluations, plus products and setups at their price."""
     seconds: float
     """Time spent by the method and its evaluations, but not on measuring errors."""
     loss: float
@@ -42,5 +44,7 @@ class Record:
     """The relative error at the point with that loss; NaN if the problem has no error measure."""
     price: float
     """Time of a product over the time of an evaluation with its gradient."""
+    setup_price: float
+    """Time of a setup over the same."""
     status: str
     """running, spent, interrupted, "stalled: " and a reason, or idle: a stalled run waits for the end of its budget."""

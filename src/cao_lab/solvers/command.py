@@ -117,6 +117,7 @@ def after(before: Record, record: Record) -> Record:
         record,
         evaluations=before.evaluations + record.evaluations,
         products=before.products + record.products,
+        setups=before.setups + record.setups,
         billed=before.billed + record.billed,
         seconds=before.seconds + record.seconds,
     )

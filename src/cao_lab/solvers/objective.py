@@ -11,8 +11,10 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from cao_lab.solvers.budget import Budget, Record
+from cao_lab.solvers.price import Price
 from cao_lab.tasks.pde.problem import Problem
 
+NO_PRICE = Price()
 HOPELESS = 50
 """Evaluations in a row without a finite loss after which a method has lost its way."""
 
@@ -33,13 +35,13 @@ class Objective:
         problem: Problem,
         budget: Budget,
         *,
-        price: float = 0.0,
+        price: Price = NO_PRICE,
         records: int = 200,
         on_record: Callable[[Record], None] = lambda record: None,
     ) -> None:
         self.problem, self.budget, self.price = problem, budget, price
         self.params = [p for p in problem.params if p.requires_grad]
-        self.evaluations = self.products = 0
+        self.evaluations = self.products = self.setups = 0
         self.best_loss = math.inf
         self.best_point = point_of(self.params)
         self._records, self._on_record, self._next_record = records, on_record, 0.0
@@ -55,8 +57,8 @@ class Objective:
 
     @property
     def billed(self) -> float:
-        """Evaluations, plus products at their price."""
-        return self.evaluations + self.price * self.products
+        """Evaluations, plus products and setups at their price."""
+        return self.evaluations + self.price.product * self.products + self.price.setup * self.setups
 
     @property
     def spent(self) -> float:
@@ -87,11 +89,12 @@ class Objective:
         set_flat(self.params, torch.from_numpy(point))
         loss = self.closure()
         gradient = torch.cat([p.grad.reshape(-1) for p in self.params if p.grad is not None])
-        return float(loss), gradient.double().numpy()
+        return float(loss), gradient.double().cpu().numpy()
 
-    def bill_products(self, count: int) -> None:
-        """Add products to the bill; to be called as soon as they are made."""
-        self.products += count
+    def bill(self, products: int, setups: int = 0) -> None:
+        """Add to the bill; to be called as soon as they are made."""
+        self.products += products
+        self.setups += setups
         self._check_budget()
 
     def record(self, status: str) -> Record:
@@ -99,7 +102,18 @@ class Objective:
         seconds = self.seconds
         with self._pause():
             error = self._best_error()
-        return Record(self.evaluations, self.products, self.billed, seconds, self.best_loss, error, self.price, status)
+        return Record(
+            self.evaluations,
+            self.products,
+            self.setups,
+            self.billed,
+            seconds,
+            self.best_loss,
+            error,
+            self.price.product,
+            self.price.setup,
+            status,
+        )
 
     def take_best(self) -> None:
         """Put the best point into the parameters."""
@@ -116,7 +130,7 @@ class Objective:
         self._not_finite = 0 if math.isfinite(loss) else self._not_finite + 1
         if self._not_finite >= HOPELESS:
             raise Lost(f"no finite loss in {HOPELESS} evaluations")
-        if loss < self.best_loss:
+        if math.isfinite(loss) and loss < self.best_loss:
             self.best_loss = loss
             self.best_point = point_of(self.params)
         if self.spent >= self._next_record:

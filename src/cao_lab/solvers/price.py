@@ -1,35 +1,49 @@
-"""What a product costs in evaluations, measured."""
+"""What curvature costs in evaluations, measured."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
 from time import perf_counter
+from typing import NamedTuple
 
 import torch
 
 from cao_lab.tasks.pde.problem import Problem
 
+Work = Callable[[], object]
+
+
+class Price(NamedTuple):
+    """Times of a product, and of what a block of products needs first, over that of a loss with its gradient."""
+
+    product: float = 0.0
+    setup: float = 0.0
+
 
 @dataclass(frozen=True)
 class Products:
-    """Some products of a matrix of curvature with vectors, made together."""
+    """Some products of a matrix of curvature with vectors, to be timed."""
 
-    make: Callable[[], object]
+    make: Work
     count: int = 1
+    setup: Work | None = None
+    """What has to be done once before them, such as computing a Jacobian; not part of `make`."""
 
 
-def measured_price(problem: Problem, products: Products, repeats: int = 7) -> float:
-    """Return the time of a product over the time of an evaluation with its gradient: the medians, taken in turns."""
+def measured_price(problem: Problem, products: Products, repeats: int = 7) -> Price:
+    """Return the price of products on this machine, from medians of times taken in turns."""
 
     def evaluation() -> None:
         torch.autograd.grad(problem.loss(), list(problem.params), allow_unused=True)
 
-    seconds(products.make), seconds(evaluation)  # The first of each is slower.
-    pairs = [(seconds(products.make), seconds(evaluation)) for _ in range(repeats)]
-    return median(a for a, _ in pairs) / median(b for _, b in pairs) / products.count
+    works = [evaluation, products.make, products.setup or (lambda: None)]
+    # The first round is slower, and not counted.
+    rounds = [[seconds(work) for work in works] for _ in range(repeats + 1)][1:]
+    one, several, setup = (median(times) for times in zip(*rounds, strict=True))
+    return Price(several / products.count / one, setup / one if products.setup else 0.0)
 
 
-def seconds(work: Callable[[], object]) -> float:
+def seconds(work: Work) -> float:
     """Return how long it takes."""
     start = perf_counter()
     work()

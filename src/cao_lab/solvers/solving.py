@@ -11,22 +11,22 @@ from cao_lab.solvers.budget import Budget, Record
 from cao_lab.solvers.method import Method
 from cao_lab.solvers.methods.first_order import Adam
 from cao_lab.solvers.objective import BudgetSpent, Lost, Objective, point_of
-from cao_lab.solvers.price import measured_price
+from cao_lab.solvers.price import Price, measured_price
 from cao_lab.solvers.streaming import streamed
 from cao_lab.tasks.pde.problem import Problem
 
 
 def solve(
-    problem: Problem, method: Method, budget: Budget, *, price: float | None = None, records: int = 200
+    problem: Problem, method: Method, budget: Budget, *, price: Price | None = None, records: int = 200
 ) -> Iterator[Record]:
     """Minimise the loss from where the parameters are, and leave them at the best point found.
 
-    Yields about as many records as asked for, spread evenly over the budget, the first at the start. The price of a
-    product is measured if it is not given.
+    Yields about as many records as asked for, spread evenly over the budget, the first at the start. The price of
+    products is measured if it is not given.
     """
     if price is None:
         products = method.products(problem)
-        price = 0.0 if products is None else measured_price(problem, products)
+        price = Price() if products is None else measured_price(problem, products)
 
     def work(emit: Callable[[Record], None]) -> None:
         run(method, Objective(problem, budget, price=price, records=records, on_record=emit), emit)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from cao_lab.solvers.methods import METHODS
 from cao_lab.solvers.methods.nncg import NNCG
 from cao_lab.solvers.methods.quasi_newton import ScipyBFGS
 from cao_lab.solvers.objective import flat, set_point
+from cao_lab.solvers.price import Price
 from cao_lab.solvers.solving import adam_phase, solve
 from cao_lab.tasks.pde import EQUATIONS, Problem, ProblemConfig, least_squares
 
@@ -75,7 +77,7 @@ def products(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 @every_method
 def test_a_method_lowers_the_loss(name: str) -> None:
     problem = tiny()
-    records = list(solve(problem, FAST[name], Budget(100), price=0.2))
+    records = list(solve(problem, FAST[name], Budget(100), price=Price(0.2)))
     assert records[-1].loss < 0.97 * records[0].loss
 
 
@@ -84,21 +86,21 @@ def test_a_method_solves_linear_least_squares(name: str) -> None:
     problem, least = linear()
     method = replace(FAST[name], rank=4) if hasattr(FAST[name], "rank") else FAST[name]
     method = replace(method, lr=0.1) if name in ("adam", "soap") else method
-    *_, last = solve(problem, method, Budget(1_000), price=1.0)
+    *_, last = solve(problem, method, Budget(400), price=Price(0.1))
     assert last.loss == pytest.approx(least, rel=1e-6)
 
 
 @every_method
 def test_evaluations_are_those_of_an_independent_count(name: str) -> None:
     problem, seen = counted(tiny())
-    *_, last = solve(problem, FAST[name], Budget(60), price=0.1)
+    *_, last = solve(problem, FAST[name], Budget(60), price=Price(0.1))
     assert last.evaluations == len(seen) > 10
     assert last.loss == min(seen)
 
 
 @pytest.mark.parametrize("name", ["nncg", "cao"])
 def test_products_are_those_of_an_independent_count(name: str, products: list[int]) -> None:
-    *_, last = solve(tiny(), FAST[name], Budget(60), price=0.1)
+    *_, last = solve(tiny(), FAST[name], Budget(60), price=Price(0.1))
     assert last.products == len(products) > 40
 
 
@@ -110,7 +112,7 @@ def test_a_method_without_products_is_billed_for_none(name: str) -> None:
 
 @every_method
 def test_the_budget_is_spent_and_not_overdrawn(name: str) -> None:
-    *_, last = solve(tiny(), FAST[name], Budget(60), price=0.5)
+    *_, last = solve(tiny(), FAST[name], Budget(60), price=Price(0.5))
     assert last.status == "spent"
     assert last.billed == last.evaluations + 0.5 * last.products
     # A block of products is billed when it is made.
@@ -121,14 +123,14 @@ def test_the_budget_is_spent_and_not_overdrawn(name: str) -> None:
 @pytest.mark.parametrize("equation", ["wave", "burgers"])
 def test_residuals_with_derivatives_of_their_own_are_no_hindrance(name: str, equation: str) -> None:
     problem, seen = counted(tiny(equation))
-    *_, last = solve(problem, FAST[name], Budget(25), price=0.1)
+    *_, last = solve(problem, FAST[name], Budget(25), price=Price(0.1))
     assert last.evaluations == len(seen)
     assert last.loss <= seen[0]
 
 
 @every_method
 def test_a_run_repeats_itself_bit_for_bit(name: str) -> None:
-    outcomes = {tuple(solve(tiny(), FAST[name], Budget(40), price=0.5))[-1].loss for _ in range(2)}
+    outcomes = {tuple(solve(tiny(), FAST[name], Budget(40), price=Price(0.5)))[-1].loss for _ in range(2)}
     assert len(outcomes) == 1
 
 
@@ -185,7 +187,7 @@ def test_lbfgs_comes_before_nncg_where_it_is_told_to(products: list[int]) -> Non
             before_the_first_product.append(1)
         return problem.loss()
 
-    list(solve(replace(problem, loss=loss), NNCG(lbfgs_share=0.5), Budget(200), price=0.5))
+    list(solve(replace(problem, loss=loss), NNCG(lbfgs_share=0.5), Budget(200), price=Price(0.5)))
     # Steps of 20 iterations, some with a second evaluation, until half is spent; one more evaluation for NNCG's graph.
     assert 100 <= len(before_the_first_product) <= 150
     assert len(seen) > len(before_the_first_product)
@@ -193,7 +195,9 @@ def test_lbfgs_comes_before_nncg_where_it_is_told_to(products: list[int]) -> Non
 
 def test_nncg_leaves_default_precision_and_random_stream_alone() -> None:
     state = torch.random.get_rng_state()
-    kinds = {torch.get_default_dtype() for _ in solve(tiny(), METHODS["nncg"], Budget(100), price=0.5, records=50)}
+    kinds = {
+        torch.get_default_dtype() for _ in solve(tiny(), METHODS["nncg"], Budget(100), price=Price(0.5), records=50)
+    }
     assert kinds == {torch.get_default_dtype()} == {torch.float32}
     assert torch.equal(torch.random.get_rng_state(), state)
 
@@ -201,7 +205,36 @@ def test_nncg_leaves_default_precision_and_random_stream_alone() -> None:
 def test_nncg_without_deepxde_tells_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cao_lab.solvers.methods.nncg.find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"pip install 'cao-optimizer\[peers\]'"):
-        list(solve(tiny(), METHODS["nncg"], Budget(10), price=1))
+        list(solve(tiny(), METHODS["nncg"], Budget(10), price=Price(1)))
+
+
+def test_sketched_lbfgs_is_billed_for_its_products_and_refreshes(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Stub(torch.optim.LBFGS):
+        """L-BFGS that claims a refresh with seven products whenever it evaluates."""
+
+        calls = 0
+
+        def __init__(self, params: Any, source: Any, seed: int, **settings: Any) -> None:
+            super().__init__(params, line_search_fn="strong_wolfe", **settings)
+
+        @property
+        def status(self) -> SimpleNamespace:
+            self.calls += 1
+            return SimpleNamespace(products=7 * self.calls, refreshes=self.calls, reason="none")
+
+    monkeypatch.setattr(cao, "SketchedLBFGS", Stub, raising=False)
+    monkeypatch.setattr(cao, "LeastSquares", lambda residuals, params: None, raising=False)
+    *_, last = solve(tiny(), METHODS["sketched-lbfgs"], Budget(100), price=Price(0.5, setup=3.0))
+    # An evaluation comes with 7 products and a setup: 7.5 in all; the fourteenth is stopped before it begins.
+    assert (last.evaluations, last.products, last.setups) == (13, 98, 14)
+    assert last.billed == 13 + 98 * 0.5 + 14 * 3
+
+
+def test_a_library_without_sketched_lbfgs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(cao, "SketchedLBFGS", raising=False)
+    monkeypatch.delattr(cao, "LeastSquares", raising=False)
+    with pytest.raises(ValueError, match="has no LeastSquares; choose another method"):
+        next(solve(tiny(), METHODS["sketched-lbfgs"], Budget(100)))
 
 
 def test_a_dense_matrix_too_large_is_refused() -> None:
@@ -215,7 +248,7 @@ def test_all_start_from_the_point_that_the_same_adam_phase_ends_at() -> None:
     expected = float(problem.loss().detach())
     for name in AVAILABLE:
         set_point(list(problem.params), point)
-        assert next(solve(problem, METHODS[name], Budget(20), price=1)).loss == expected
+        assert next(solve(problem, METHODS[name], Budget(20), price=Price(1))).loss == expected
 
 
 def test_an_adam_phase_of_nothing_changes_nothing() -> None:

@@ -14,7 +14,7 @@ from cao_lab.solvers.budget import Budget, Record
 from cao_lab.solvers.methods import METHODS
 from cao_lab.solvers.methods.first_order import Adam
 from cao_lab.solvers.objective import Objective
-from cao_lab.solvers.price import Products, hessian_product, measured_price
+from cao_lab.solvers.price import Price, Products, hessian_product, measured_price
 from cao_lab.solvers.solving import solve
 from cao_lab.tasks.pde import EQUATIONS, Problem, ProblemConfig
 
@@ -156,28 +156,29 @@ def test_records_are_spread_over_the_budget() -> None:
 
 
 def test_products_are_billed_at_their_price() -> None:
-    objective = Objective(bowl(), Budget(100), price=2.5)
+    objective = Objective(bowl(), Budget(100), price=Price(2.5, setup=7.0))
     objective.closure()
-    objective.bill_products(4)
-    assert objective.billed == 1 + 2.5 * 4
+    objective.bill(4, setups=2)
+    assert objective.billed == 1 + 2.5 * 4 + 7 * 2
 
 
 def test_nothing_is_computed_once_the_budget_is_spent() -> None:
-    objective = Objective(bowl(), Budget(10), price=2.5)
+    objective = Objective(bowl(), Budget(10), price=Price(2.5, setup=7.0))
     with pytest.raises(objective_module.BudgetSpent):
-        objective.bill_products(4)
+        objective.bill(4)
     with pytest.raises(objective_module.BudgetSpent):
         objective.closure()
     assert objective.evaluations == 0
 
 
 def test_the_price_is_the_time_of_a_product_over_that_of_an_evaluation(clock: Clock) -> None:
-    assert measured_price(slow(bowl(), clock, 2.0), Products(lambda: clock.advance(12.0), count=4)) == 1.5
+    products = Products(lambda: clock.advance(12.0), count=4, setup=lambda: clock.advance(40.0))
+    assert measured_price(slow(bowl(), clock, 2.0), products) == Price(1.5, setup=20)
 
 
 def test_the_price_is_a_median(clock: Clock) -> None:
     durations: Iterator[float] = iter([50.0, 3.0, 3.0, 3.0, 99.0, 3.0, 3.0, 3.0])
-    assert measured_price(slow(bowl(), clock, 2.0), Products(lambda: clock.advance(next(durations)))) == 1.5
+    assert measured_price(slow(bowl(), clock, 2.0), Products(lambda: clock.advance(next(durations)))) == Price(1.5)
 
 
 def test_a_timed_product_is_one_with_the_hessian() -> None:
@@ -220,4 +221,4 @@ def test_a_budget_without_end_or_beginning_is_refused(arguments: dict[str, float
 
 def test_a_record_is_plain_data() -> None:
     record = next(solve(bowl(), Adam(), Budget(5)))
-    assert record == Record(1, 0, 1.0, record.seconds, 1.0, 1.0, 0.0, "running")
+    assert record == Record(1, 0, 0, 1.0, record.seconds, 1.0, 1.0, 0.0, 0.0, "running")

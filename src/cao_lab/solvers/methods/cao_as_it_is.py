@@ -38,6 +38,6 @@ class FullBatchCAO:
             optimizer.zero_grad()
             before = optimizer.counters.hessian_products
             optimizer.refresh_if_due(loss)
-            objective.bill_products(optimizer.counters.hessian_products - before)
+            objective.bill(optimizer.counters.hessian_products - before)
             loss.backward(inputs=objective.params)
             optimizer.step()

@@ -80,7 +80,7 @@ def counting(nncg: type, objective: Objective) -> Any:
     class Counting(nncg):  # type: ignore[misc]
         def _hvp(self, *arguments: Any) -> Tensor:
             product: Tensor = super()._hvp(*arguments)
-            objective.bill_products(1)
+            objective.bill(1)
             return product
 
     return Counting
