@@ -11,60 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import tyro
 from tqdm import tqdm
 
 from cao_lab.solvers.budget import Budget, Record
+from cao_lab.solvers.config import SolveConfig
 from cao_lab.solvers.figures import convergence_figure
 from cao_lab.solvers.method import Method
 from cao_lab.solvers.methods import METHODS
 from cao_lab.solvers.methods.first_order import Adam
 from cao_lab.solvers.solving import solve
-from cao_lab.solvers.user_problem import SolveError, load_problem
+from cao_lab.solvers.user_problem import load_problem
 from cao_lab.tasks.pde.problem import Problem
-
-
-@dataclass(frozen=True)
-class SolveConfig:
-    """Minimise a loss of your own, or one of the laboratory's, over its full batch."""
-
-    target: tyro.conf.Positional[str]
-    """path.py:function, where function() returns params, a function that returns the loss (or residuals whose squares
-    sum to it), and optionally one that returns an error; or a problem of the laboratory, such as convection."""
-    method: str = "sketched-lbfgs"
-    """sketched-lbfgs, torch-lbfgs, scipy-lbfgsb, scipy-bfgs, nncg, lbfgs-nncg, soap, adam or cao."""
-    evaluations: int = 5_000
-    """Evaluations of the loss to spend; a product of the curvature counts by its measured time."""
-    seconds: float | None = None
-    """Seconds to spend at most."""
-    adam: int = 0
-    """Evaluations of Adam to take first, over and above the others."""
-    adam_lr: float = 1e-3
-    """Rate of this first phase."""
-    records: int = 200
-    """Lines of the log."""
-    out: Path | None = None
-    """Folder to write to; out/solve/ and the names of problem and method if not given."""
-    threads: int | None = None
-    """Threads of torch; as many as it likes if not given."""
-
-    def __post_init__(self) -> None:
-        """Refuse what cannot be run."""
-        if self.method not in METHODS:
-            raise SolveError(f"there is no method {self.method}; choose one of {', '.join(METHODS)}")
-        for field, least in (("evaluations", 1), ("adam", 0), ("records", 1)):
-            if getattr(self, field) < least:
-                raise SolveError(f"{field} must be at least {least}, got {getattr(self, field)}")
-        if self.seconds is not None and self.seconds <= 0:
-            raise SolveError(f"seconds must be positive, got {self.seconds}")
-
-    @property
-    def phases(self) -> list[tuple[Method, Budget]]:
-        """The methods to run, one after the other."""
-        chosen: tuple[Method, Budget] = (METHODS[self.method], Budget(self.evaluations, self.seconds or inf))
-        if self.adam == 0:
-            return [chosen]
-        return [(Adam(self.adam_lr, is_decaying=False), Budget(self.adam)), chosen]
 
 
 @dataclass(frozen=True)
@@ -73,6 +30,14 @@ class Line:
 
     method: str
     record: Record
+
+
+def phases(config: SolveConfig) -> list[tuple[Method, Budget]]:
+    """Return the methods to run, one after the other, and what each may spend."""
+    chosen: tuple[Method, Budget] = (METHODS[config.method], Budget(config.evaluations, config.seconds or inf))
+    if config.adam == 0:
+        return [chosen]
+    return [(Adam(config.adam_lr, is_decaying=False), Budget(config.adam)), chosen]
 
 
 def run_solve(config: SolveConfig) -> str:
@@ -104,7 +69,7 @@ def watched(lines: Generator[Line, None, None], bar: "tqdm[Any]") -> list[Line]:
 def solve_in_phases(problem: Problem, config: SolveConfig) -> Generator[Line, None, None]:
     """Run the phases, each from where the last one ended, and let their bills add up."""
     last = None
-    for method, budget in config.phases:
+    for method, budget in phases(config):
         before = last
         for record in solve(problem, method, budget, records=config.records):
             last = record if before is None else after(before, record)

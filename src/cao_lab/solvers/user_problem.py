@@ -8,15 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from cao_lab.solvers.config import SolveError
 from cao_lab.tasks.pde import EQUATIONS
 from cao_lab.tasks.pde.problem import Problem, least_squares
 from cao_lab.user_code import import_file
 
 RETURNS = "it must return (params, loss or residuals[, error])"
-
-
-class SolveError(Exception):
-    """A problem that cannot be solved, and what to do about it."""
 
 
 def load_problem(target: str) -> Problem:
