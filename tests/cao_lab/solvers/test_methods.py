@@ -13,9 +13,9 @@ from torch import Tensor
 import cao
 from cao_lab.solvers.budget import Budget
 from cao_lab.solvers.methods import METHODS
-from cao_lab.solvers.methods.nncg import NNCG
+from cao_lab.solvers.methods.nncg import NNCG, deepxde_module
 from cao_lab.solvers.methods.quasi_newton import ScipyBFGS
-from cao_lab.solvers.objective import flat, set_point
+from cao_lab.solvers.objective import default_dtype, flat, set_point
 from cao_lab.solvers.price import Price
 from cao_lab.solvers.solving import adam_phase, solve
 from cao_lab.tasks.pde import EQUATIONS, Problem, ProblemConfig, least_squares
@@ -176,6 +176,18 @@ def test_scipy_methods_do_what_scipy_does(name: str, method: str) -> None:
     options = {"gtol": 0, "maxiter": 70, **extra}
     scipy.optimize.minimize(loss_and_gradient, start, jac=True, method=method, options=options)
     assert last.loss == pytest.approx(min(seen[:60]), rel=1e-12)
+
+
+def test_nncg_does_what_deepxde_does() -> None:
+    ours, theirs = tiny(), tiny()
+    *_, last = solve(ours, FAST["nncg"], Budget(20), price=Price(1e-9))
+    problem, seen = counted(theirs)
+    optimizer = deepxde_module().NNCG(theirs.params, rank=50, mu=0.1, cg_max_iters=20, line_search_fn="armijo")
+    with default_dtype(torch.float64), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        while len(seen) < 20:
+            optimizer.step(problem.loss)
+    assert last.loss == pytest.approx(min(seen[:20]), rel=1e-9)
 
 
 def test_lbfgs_comes_before_nncg_where_it_is_told_to(products: list[int]) -> None:

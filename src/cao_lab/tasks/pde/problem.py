@@ -86,26 +86,22 @@ class Equation:
     """What must vanish, one tensor per condition."""
     reference: Callable[[Column, Column], Column]
     """The solution at the points of `Rectangle.grid`, or anywhere if it has a closed form."""
-    weights: tuple[float, ...] | None = None
-    """Weight of the mean square of each condition in the loss; 1 each if not given."""
+    ansatz: Callable[[Field], Field] = lambda network: network
+    """The field that is made of a network; it may satisfy some conditions by construction."""
 
     def problem(self, config: ProblemConfig = SMALL) -> Problem:
         """Return the problem of finding the solution with a network."""
         dtype = getattr(torch, config.dtype)
         network = Tanh(config.width, config.depth, config.seed).to(dtype)
         points = self.domain.points(config.interior, config.initial, config.boundary, config.seed, dtype)
+        field = self.ansatz(network)
         return least_squares(
             self.name,
             list(network.parameters()),
-            lambda: self.weighted(self.residuals(network, points)),
-            lambda: self.relative_error(network, dtype),
-            network,
+            lambda: weighted(self.residuals(field, points)),
+            lambda: self.relative_error(field, dtype),
+            field,
         )
-
-    def weighted(self, residuals: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """Scale residuals so that the sum of their squares is the weighted sum of their mean squares."""
-        weights = self.weights or (1.0,) * len(residuals)
-        return tuple(part * (weight / part.numel()) ** 0.5 for part, weight in zip(residuals, weights, strict=True))
 
     @torch.no_grad()
     def relative_error(self, field: Field, dtype: torch.dtype = torch.float64) -> float:
@@ -118,3 +114,8 @@ class Equation:
     def truth(self) -> Column:
         """The solution on the grid, in float64."""
         return self.reference(*self.domain.grid)
+
+
+def weighted(residuals: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Scale residuals so that the sum of their squares is the sum of their mean squares."""
+    return tuple(part / part.numel() ** 0.5 for part in residuals)
