@@ -5,10 +5,10 @@ import json
 import sys
 from collections.abc import Generator
 from contextlib import closing
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from math import inf, isnan
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import torch
 from tqdm import tqdm
@@ -45,24 +45,34 @@ def run_solve(config: SolveConfig) -> str:
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     problem = load_problem(config.target)
-    lines = watched(solve_in_phases(problem, config), progress_bar(config))
     folder = config.out or Path("out", "solve", f"{problem.name}-{config.method}")
-    written = write_solution(lines, problem, config, folder)
-    return f"{summary(lines[-1].record)}\nwritten to {folder}: {', '.join(written)}"
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "records.csv").open("w", newline="") as log:
+        lines = watched(solve_in_phases(problem, config), log, progress_bar(config))
+    write_solution(lines, problem, config, folder)
+    return f"{summary(lines[-1].record)}\nwritten to {folder}: records.csv, solve.json, solve.png, params.pt"
 
 
-def watched(lines: Generator[Line, None, None], bar: "tqdm[Any]") -> list[Line]:
-    """Return all lines, shown as they come; an interruption ends them early, and what there is is kept."""
+def watched(lines: Generator[Line, None, None], log: TextIO, bar: "tqdm[Any]") -> list[Line]:
+    """Return all lines, logged and shown as they come; an interruption ends them early, and what there is is kept."""
     seen: list[Line] = []
+    writer = csv.DictWriter(log, ["method", *(field.name for field in fields(Record))])
+    writer.writeheader()
+
+    def keep(line: Line) -> None:
+        seen.append(line)
+        writer.writerow({"method": line.method, **asdict(line.record)})
+        log.flush()
+        show(bar, line.record)
+
     with bar, closing(lines):
         try:
             for line in lines:
-                seen.append(line)
-                show(bar, line.record)
+                keep(line)
         except KeyboardInterrupt:
             if not seen:
                 raise
-            seen.append(replace(seen[-1], record=replace(seen[-1].record, status="interrupted")))
+            keep(replace(seen[-1], record=replace(seen[-1].record, status="interrupted")))
     return seen
 
 
@@ -106,14 +116,8 @@ def show(bar: "tqdm[Any]", record: Record) -> None:
     bar.update(record.billed - bar.n)
 
 
-def write_solution(lines: list[Line], problem: Problem, config: SolveConfig, folder: Path) -> list[str]:
-    """Write the log, the settings and the outcome, the figure, and the parameters; return the files' names."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "records.csv").open("w", newline="") as file:
-        rows = [{"method": line.method, **asdict(line.record)} for line in lines]
-        writer = csv.DictWriter(file, rows[0])
-        writer.writeheader()
-        writer.writerows(rows)
+def write_solution(lines: list[Line], problem: Problem, config: SolveConfig, folder: Path) -> None:
+    """Write the settings and the outcome, the figure, and the parameters."""
     last = lines[-1].record
     outcome = {
         "config": {**asdict(config), "out": str(folder)},
@@ -127,7 +131,6 @@ def write_solution(lines: list[Line], problem: Problem, config: SolveConfig, fol
     curves = {line.method: [other.record for other in lines if other.method == line.method] for line in lines}
     convergence_figure(curves, problem.name).savefig(folder / "solve.png")
     torch.save([p.detach() for p in problem.params], folder / "params.pt")
-    return ["records.csv", "solve.json", "solve.png", "params.pt"]
 
 
 def summary(record: Record) -> str:

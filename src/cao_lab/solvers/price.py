@@ -30,8 +30,8 @@ class Products:
     """What has to be done once before them, such as computing a Jacobian; not part of `make`."""
 
 
-def measured_price(problem: Problem, products: Products, repeats: int = 7) -> Price:
-    """Return the price of products on this machine, from medians of times taken in turns."""
+def measured_price(problem: Problem, products: Products, repeats: int = 11) -> Price:
+    """Return the price of products on this machine: the medians of ratios of times that are taken in turns."""
 
     def evaluation() -> None:
         torch.autograd.grad(problem.loss(), list(problem.params), allow_unused=True)
@@ -39,8 +39,8 @@ def measured_price(problem: Problem, products: Products, repeats: int = 7) -> Pr
     works = [evaluation, products.make, products.setup or (lambda: None)]
     # The first round is slower, and not counted.
     rounds = [[seconds(work) for work in works] for _ in range(repeats + 1)][1:]
-    one, several, setup = (median(times) for times in zip(*rounds, strict=True))
-    return Price(several / products.count / one, setup / one if products.setup else 0.0)
+    product = median(several / one for one, several, _ in rounds) / products.count
+    return Price(product, median(setup / one for one, _, setup in rounds) if products.setup else 0.0)
 
 
 def seconds(work: Work) -> float:
