@@ -1,6 +1,7 @@
 """Every method lowers a loss, and is billed for exactly what it did."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -186,7 +187,9 @@ def test_nncg_does_what_deepxde_does() -> None:
     with default_dtype(torch.float64), torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         while len(seen) < 20:
-            optimizer.step(problem.loss)
+            # A sketch that cannot be factorised is followed by another.
+            with suppress(torch.linalg.LinAlgError):
+                optimizer.step(problem.loss)
     assert last.loss == pytest.approx(min(seen[:20]), rel=1e-9)
 
 
@@ -199,7 +202,7 @@ def test_lbfgs_comes_before_nncg_where_it_is_told_to(products: list[int]) -> Non
             before_the_first_product.append(1)
         return problem.loss()
 
-    list(solve(replace(problem, loss=loss), NNCG(lbfgs_share=0.5), Budget(200), price=Price(0.5)))
+    list(solve(replace(problem, loss=loss), NNCG(lbfgs_share=0.5, max_products=20), Budget(200), price=Price(0.5)))
     # Steps of 20 iterations, some with a second evaluation, until half is spent; one more evaluation for NNCG's graph.
     assert 100 <= len(before_the_first_product) <= 150
     assert len(seen) > len(before_the_first_product)
