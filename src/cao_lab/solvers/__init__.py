@@ -1,0 +1,1 @@
+"""Full-batch solvers side by side: one budget, one bill, one kind of record."""

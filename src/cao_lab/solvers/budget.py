@@ -1,0 +1,50 @@
+"""What a solver may spend, and what it has to show for it."""
+
+from dataclasses import dataclass
+from math import inf
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Evaluations of the loss, products billed at their price, and seconds; whichever is spent first ends a run."""
+
+    evaluations: float = inf
+    seconds: float = inf
+
+    def __post_init__(self) -> None:
+        """Refuse a budget that never ends, or never begins."""
+        if self.evaluations == self.seconds == inf:
+            raise ValueError("a budget needs a number of evaluations or of seconds")
+        for name in ("evaluations", "seconds"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
+
+    def spent(self, billed: float, seconds: float) -> float:
+        """Return the share that is spent, 1 at the end."""
+        return max(billed / self.evaluations, seconds / self.seconds)
+
+
+@dataclass(frozen=True)
+class Record:
+    """Where a run stands: what was spent, and the best point seen so far."""
+
+    evaluations: int
+    """Calls of the loss, with or without its gradient."""
+    products: int
+    """Products of the curvature with a vector."""
+    setups: int
+    """What blocks of products needed first, such as a Jacobian: how often."""
+    billed: float
+    """Evaluations, plus products and setups at their price."""
+    seconds: float
+    """Time spent by the method and its evaluations, but not on measuring errors."""
+    loss: float
+    """The lowest loss seen."""
+    error: float
+    """The relative error at the point with that loss; NaN if the problem has no error measure."""
+    price: float
+    """Time of a product over the time of an evaluation with its gradient."""
+    setup_price: float
+    """Time of a setup over the same."""
+    status: str
+    """running, spent, interrupted, "stalled: " and a reason, or idle: a stalled run waits for the end of its budget."""

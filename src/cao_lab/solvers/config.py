@@ -1,0 +1,48 @@
+"""What `cao solve` is asked, as plain data."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import tyro
+
+MethodName = Literal[
+    "sketched-lbfgs", "torch-lbfgs", "scipy-lbfgsb", "scipy-bfgs", "nncg", "lbfgs-nncg", "soap", "adam", "cao"
+]
+
+
+class SolveError(Exception):
+    """A problem that cannot be solved, and what to do about it."""
+
+
+@dataclass(frozen=True)
+class SolveConfig:
+    """Minimise a loss of your own, or one of the laboratory's, over its full batch."""
+
+    target: tyro.conf.Positional[str]
+    """path.py:function, where function() returns params, a function that returns the loss (or residuals whose squares
+    sum to it), and optionally one that returns an error; or a problem of the laboratory, such as convection."""
+    method: MethodName = "sketched-lbfgs"
+    """Who minimises; nncg needs the extra peers, soap the extra baselines."""
+    evaluations: int = 5_000
+    """Evaluations of the loss to spend; a product of the curvature counts by its measured time."""
+    seconds: float | None = None
+    """Seconds to spend at most."""
+    adam: int = 0
+    """Evaluations of Adam to take first, over and above the others."""
+    adam_lr: float = 1e-3
+    """Rate of this first phase."""
+    records: int = 200
+    """Lines of the log."""
+    out: Path | None = None
+    """Folder to write to; out/solve/ and the names of problem and method if not given."""
+    threads: int | None = None
+    """Threads of torch; as many as it likes if not given."""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be run."""
+        for field, least in (("evaluations", 1), ("adam", 0), ("records", 1)):
+            if getattr(self, field) < least:
+                raise SolveError(f"{field} must be at least {least}, got {getattr(self, field)}")
+        if self.seconds is not None and self.seconds <= 0:
+            raise SolveError(f"seconds must be positive, got {self.seconds}")

@@ -1,0 +1,68 @@
+"""L-BFGS in the metric of a sketch: `cao.SketchedLBFGS`, with its defaults."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import cao
+from cao_lab.solvers.methods.quasi_newton import ENDLESS
+from cao_lab.solvers.objective import Objective, flat
+from cao_lab.solvers.price import Products
+from cao_lab.tasks.pde.problem import Problem
+
+TIMED_COLUMNS = 20
+
+
+@dataclass(frozen=True)
+class Sketched:
+    """SketchedLBFGS on the Gauss-Newton matrix of the residuals, or on the Hessian of a plain loss."""
+
+    history_size: int = 100
+    seed: int = 0
+    name = "sketched-lbfgs"
+
+    def products(self, problem: Problem) -> Products | None:
+        """Return a block of products with the matrix it sketches, and what a refresh does before."""
+        params = list(problem.params)
+        count = min(TIMED_COLUMNS, problem.size)
+        generator = torch.Generator().manual_seed(self.seed)
+        columns = torch.randn(problem.size, count, dtype=params[0].dtype, generator=generator)
+        if problem.residuals is None:
+            return Products(lambda: cao.Hessian(problem.loss, params) @ columns, count)
+        matrix = library("LeastSquares")(problem.residuals, params)
+        here = matrix.linearize()
+        return Products(lambda: here @ columns, count, matrix.linearize)
+
+    def minimize(self, objective: Objective) -> str:
+        """Step until the budget is spent, or until a step leaves the parameters where they were."""
+        problem = objective.problem
+        residuals = problem.residuals
+        optimizer = library("SketchedLBFGS")(
+            objective.params,
+            source=problem.loss if residuals is None else library("LeastSquares")(residuals, objective.params),
+            max_iter=ENDLESS,
+            max_eval=ENDLESS,
+            history_size=self.history_size,
+            seed=self.seed,
+        )
+
+        def closure() -> Tensor:
+            status = optimizer.status
+            objective.bill(status.products - objective.products, status.refreshes - objective.setups)
+            return objective.closure()
+
+        before = None
+        while before is None or not torch.equal(before, flat(objective.params)):
+            before = flat(objective.params)
+            optimizer.step(closure)
+        return str(optimizer.status.reason)
+
+
+def library(name: str) -> Any:
+    """Return a class of the library by its name."""
+    found = getattr(cao, name, None)
+    if found is None:
+        raise ValueError(f"this version of cao has no {name}; choose another method")
+    return found

@@ -1,0 +1,107 @@
+"""A problem to solve: one of the laboratory's by name, or what a function of the user's returns."""
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from cao_lab.solvers.config import SolveError
+from cao_lab.tasks.pde import EQUATIONS
+from cao_lab.tasks.pde.problem import Problem, least_squares
+from cao_lab.user_code import import_file
+
+RETURNS = "it must return (params, loss or residuals[, error])"
+
+
+def load_problem(target: str) -> Problem:
+    """Return the problem that the command line names, checked at its start."""
+    problem = EQUATIONS[target].problem() if target in EQUATIONS else problem_of_function(target)
+    loss = float(problem.loss().detach())
+    if not math.isfinite(loss):
+        raise SolveError(f"{target}: the loss is {loss} at the start; choose parameters where it is finite")
+    return problem
+
+
+def problem_of_function(target: str) -> Problem:
+    """Call the user's function, and return the problem it describes."""
+    path, _, name = target.rpartition(":")
+    if not path.endswith(".py") or not name.isidentifier():
+        raise SolveError(f"{target} is no problem; write path.py:function, or one of {', '.join(EQUATIONS)}")
+    function = getattr(import_file(Path(path)), name, None)
+    if not callable(function):
+        raise SolveError(f"{path} has no function {name}; define one: {RETURNS}")
+    return as_problem(called(function, target), target)
+
+
+def as_problem(result: Any, target: str) -> Problem:
+    """Return what the user's function returned as a problem, if it is of use."""
+    if isinstance(result, Problem):
+        return result
+    if not isinstance(result, tuple) or len(result) not in (2, 3):
+        got = f"{len(result)} values" if isinstance(result, tuple) else type(result).__name__
+        raise SolveError(f"{target} returned {got}; {RETURNS}")
+    params, function, error = (*result, None)[:3]
+    params = checked_params(params, target)
+    if not callable(function) or not (error is None or callable(error)):
+        wrong = function if not callable(function) else error
+        raise SolveError(f"{target} returned {type(wrong).__name__} where a function was expected; {RETURNS}")
+    name = target.rpartition(":")[2]
+    value = called(function, target)
+    if is_graph(value) and value.ndim == 0:
+        return Problem(name, params, function, error=error)
+    parts = as_tuple(value)
+    if not parts or not all(is_graph(part) for part in parts):
+        raise SolveError(
+            f"{target}: the function must return a scalar loss or tensors of residuals, computed from params, "
+            f"got {described(value)}"
+        )
+    return least_squares(name, params, lambda: as_tuple(function()), error)
+
+
+def checked_params(params: Any, target: str) -> Sequence[Tensor]:
+    """Return the parameters that can be optimised, of a module or a list."""
+    found = list(params.parameters() if isinstance(params, nn.Module) else params if is_iterable(params) else [params])
+    for value in found:
+        if not isinstance(value, Tensor):
+            raise SolveError(f"{target} returned {type(value).__name__} among its params; they must be tensors")
+    kept = [p for p in found if p.requires_grad and p.is_leaf]
+    if not kept:
+        raise SolveError(f"{target} returned no params to optimise; they must be leaves with requires_grad=True")
+    return kept
+
+
+def is_iterable(value: Any) -> bool:
+    """Whether it is a collection of tensors rather than one."""
+    return hasattr(value, "__iter__") and not isinstance(value, Tensor)
+
+
+def as_tuple(value: Any) -> tuple[Any, ...]:
+    """Return residuals as a tuple, be they one tensor or several."""
+    return tuple(value) if isinstance(value, list | tuple) else (value,)
+
+
+def is_graph(value: Any) -> bool:
+    """Whether it is a tensor that can be differentiated."""
+    return isinstance(value, Tensor) and value.requires_grad
+
+
+def described(value: Any) -> str:
+    """Name what was got, tensors by their shape and whether they have a graph."""
+    if isinstance(value, list | tuple):
+        return f"({', '.join(described(part) for part in value)})"
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {tuple(value.shape)}{'' if value.requires_grad else ' without a graph'}"
+    return type(value).__name__
+
+
+def called(function: Callable[[], Any], target: str) -> Any:
+    """Call a function of the user's; if it fails, say so in one line."""
+    try:
+        with torch.enable_grad():
+            return function()
+    except Exception as error:
+        reason = (str(error).splitlines() or [""])[0]
+        raise SolveError(f"{target} failed ({type(error).__name__}: {reason})") from error

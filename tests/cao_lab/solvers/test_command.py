@@ -1,0 +1,152 @@
+"""`cao solve`: what it writes, what it accepts, and its errors in one line."""
+
+import csv
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, get_args
+
+import matplotlib.image
+import pytest
+import torch
+
+from cao_lab.config import ConfigError
+from cao_lab.solvers.command import run_solve
+from cao_lab.solvers.config import MethodName, SolveConfig, SolveError
+from cao_lab.solvers.methods import METHODS
+from cao_lab.solvers.user_problem import load_problem
+
+HEAD = "import torch\nx = torch.tensor([3.0, 1.0], dtype=torch.float64, requires_grad=True)\n"
+
+
+def written(folder: Path, body: str) -> str:
+    """A file of the user's with a function `problem`."""
+    path = folder / "mine.py"
+    path.write_text(HEAD + body)
+    return f"{path}:problem"
+
+
+def solved(target: str, folder: Path, **settings: Any) -> tuple[str, list[dict[str, str]], dict[str, Any]]:
+    message = run_solve(SolveConfig(target, **{"method": "torch-lbfgs", "out": folder, **settings}))
+    with (folder / "records.csv").open() as file:
+        return message, list(csv.DictReader(file)), json.loads((folder / "solve.json").read_text())
+
+
+def test_a_loss_is_minimised_and_everything_is_written(tmp_path: Path) -> None:
+    target = written(tmp_path, "def problem():\n    return [x], lambda: (x**4).sum(), lambda: float(x.norm())\n")
+    message, rows, outcome = solved(target, tmp_path / "out", evaluations=40)
+    assert message.startswith("loss ")
+    assert float(rows[0]["loss"]) == 82
+    assert float(rows[-1]["loss"]) == outcome["outcome"]["loss"] < 1e-3
+    assert float(rows[-1]["error"]) == pytest.approx(torch.load(tmp_path / "out" / "params.pt")[0].norm().item())
+    assert outcome["config"]["evaluations"] == 40
+    assert matplotlib.image.imread(tmp_path / "out" / "solve.png").ndim == 3
+
+
+def test_adam_first_is_part_of_the_log(tmp_path: Path) -> None:
+    target = written(tmp_path, "def problem():\n    return [x], lambda: (x**4).sum()\n")
+    _, rows, outcome = solved(target, tmp_path / "out", evaluations=20, adam=30, adam_lr=0.1, records=10)
+    methods = [row["method"] for row in rows]
+    assert methods == sorted(methods)
+    assert {*methods} == {"adam", "torch-lbfgs"}
+    spent = [float(row["billed"]) for row in rows]
+    assert spent == sorted(spent)
+    assert spent[-1] == outcome["outcome"]["billed"] == 50
+    losses = [float(row["loss"]) for row in rows]
+    assert losses == sorted(losses, reverse=True)
+
+
+def test_a_problem_without_an_error_measure_has_none_in_the_log(tmp_path: Path) -> None:
+    target = written(tmp_path, "def problem():\n    return [x], lambda: (x**4).sum()\n")
+    _, rows, outcome = solved(target, tmp_path / "out", evaluations=5)
+    assert math.isnan(float(rows[-1]["error"]))
+    assert outcome["outcome"]["error"] is None
+
+
+@pytest.mark.parametrize("residuals", ["x - 1", "(x[0] - 1, x[1:] - 1)", "[x - 1]"])
+def test_residuals_of_any_form_become_a_sum_of_squares(tmp_path: Path, residuals: str) -> None:
+    problem = load_problem(written(tmp_path, f"def problem():\n    return x, lambda: {residuals}\n"))
+    assert float(problem.loss().detach()) == 4
+    assert problem.residuals is not None
+    assert sum(part.numel() for part in problem.residuals()) == 2
+
+
+def test_a_module_stands_for_its_parameters(tmp_path: Path) -> None:
+    body = "net = torch.nn.Linear(2, 1)\ndef problem():\n    return net, lambda: net(torch.ones(1, 2)).square().sum()\n"
+    assert load_problem(written(tmp_path, body)).size == 3
+
+
+def test_a_problem_of_the_laboratory_has_its_name() -> None:
+    assert load_problem("regression").size == 1_981
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("other = 1\n", "has no function problem"),
+        ("def problem():\n    return 3\n", r"returned int; it must return \(params, loss or residuals\[, error\]\)"),
+        ("def problem():\n    return x, 1, 2, 3\n", "returned 4 values"),
+        ("def problem():\n    return x, 3\n", "returned int where a function was expected"),
+        ("def problem():\n    return x, lambda: x.sum(), 3\n", "returned int where a function was expected"),
+        ("def problem():\n    return [1], lambda: x.sum()\n", "returned int among its params"),
+        ("def problem():\n    return [x.detach()], lambda: x.sum()\n", "returned no params to optimise"),
+        ("def problem():\n    return x, lambda: 3.0\n", "got float"),
+        ("def problem():\n    return x, lambda: x.sum().detach()\n", r"got a tensor of shape \(\) without a graph"),
+        ("def problem():\n    return x, lambda: (x, 'a')\n", r"got \(a tensor of shape \(2,\), str\)"),
+        ("def problem():\n    return x, lambda: x.sum() * float('nan')\n", "the loss is nan at the start"),
+        ("def problem():\n    raise RuntimeError('no data\\nhere')\n", r"failed \(RuntimeError: no data\)"),
+        ("def problem():\n    return x, lambda: x @ torch.ones(3)\n", r"failed \(RuntimeError: "),
+    ],
+)
+def test_what_cannot_be_solved_is_refused_in_one_line(tmp_path: Path, body: str, message: str) -> None:
+    with pytest.raises(SolveError, match=message) as caught:
+        load_problem(written(tmp_path, body))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_does_not_exist_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"missing\.py is not a file"):
+        load_problem("missing.py:problem")
+
+
+def test_a_target_that_names_nothing_lists_what_there_is() -> None:
+    with pytest.raises(SolveError, match=r"convectoin is no problem; write path\.py:function, or one of convection, "):
+        load_problem("convectoin")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"evaluations": 0}, "evaluations must be at least 1, got 0"),
+        ({"adam": -1}, "adam must be at least 0, got -1"),
+        ({"seconds": -2.0}, r"seconds must be positive, got -2\.0"),
+    ],
+)
+def test_settings_that_cannot_be_run_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(SolveError, match=message):
+        SolveConfig("wave", **settings)
+
+
+def test_an_interrupted_run_is_written_as_far_as_it_got(tmp_path: Path) -> None:
+    body = (
+        "calls = []\ndef loss():\n    calls.append(1)\n    if len(calls) == 20:\n        raise KeyboardInterrupt\n"
+        "    return (x**4).sum()\ndef problem():\n    return x, loss\n"
+    )
+    message, rows, outcome = solved(written(tmp_path, body), tmp_path / "out", evaluations=50)
+    assert "(interrupted)" in message
+    # Two calls are made to look at the problem before the run begins.
+    assert rows[-1]["status"] == outcome["outcome"]["status"] == "interrupted"
+    assert rows[-1]["evaluations"] == "17"
+    (x,) = torch.load(tmp_path / "out" / "params.pt")
+    assert float((x**4).sum()) == float(rows[-1]["loss"])
+
+
+def test_every_method_can_be_asked_for() -> None:
+    assert list(get_args(MethodName)) == list(METHODS)
+
+
+def test_the_command_line_waits_for_no_torch() -> None:
+    code = "import sys, cao_lab.solvers.config; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

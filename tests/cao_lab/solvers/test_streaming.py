@@ -1,0 +1,62 @@
+"""Work that calls back, as an iterator: turns, ends, errors and early closing."""
+
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from cao_lab.solvers.streaming import streamed
+
+
+def count_to(end: int, done: list[int]) -> Callable[[Callable[[int], None]], None]:
+    def work(emit: Callable[[int], None]) -> None:
+        for number in range(end):
+            emit(number)
+            done.append(number)
+
+    return work
+
+
+def test_items_come_in_order() -> None:
+    assert list(streamed(count_to(5, []))) == [0, 1, 2, 3, 4]
+
+
+def test_the_work_stands_still_while_an_item_is_looked_at() -> None:
+    done: list[int] = []
+    for item in streamed(count_to(5, done)):
+        assert done == list(range(item))
+
+
+def test_closing_early_ends_the_work() -> None:
+    done: list[int] = []
+    before = threading.active_count()
+    stream = streamed(count_to(5, done))
+    assert [next(stream), next(stream)] == [0, 1]
+    stream.close()
+    assert done == [0]
+    assert threading.active_count() == before
+
+
+def test_an_error_of_the_work_is_raised_to_the_listener() -> None:
+    def work(emit: Callable[[int], None]) -> None:
+        emit(1)
+        raise KeyError("lost")
+
+    stream = streamed(work)
+    assert next(stream) == 1
+    with pytest.raises(KeyError, match="lost"):
+        next(stream)
+
+
+def test_an_error_of_the_listener_ends_the_work() -> None:
+    done: list[int] = []
+    before = threading.active_count()
+
+    def listen() -> None:
+        for _ in streamed(count_to(5, done)):
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        listen()
+    assert done == []
+    assert threading.active_count() == before
