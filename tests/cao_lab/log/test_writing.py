@@ -4,7 +4,8 @@ import multiprocessing
 
 import pytest
 
-from cao_lab.runs.runlog import EpochRecord, LogError, RefreshRecord, RunLog
+from cao_lab.log.records import EpochRecord, LogError, RefreshRecord
+from cao_lab.log.writing import RunLog
 
 
 def record(epoch, loss=0.5):
