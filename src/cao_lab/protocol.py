@@ -65,7 +65,7 @@ def declared_thresholds(task: str) -> Thresholds | None:
     the loss of guessing is gone. Digits have 0.1. Other tasks have none.
     """
     dataset, *rest = task.split("-")
-    if dataset not in CLASSES or rest[0].startswith("autoencoder"):
+    if dataset not in CLASSES or not rest or rest[0].startswith("autoencoder"):
         return None
     if dataset == "digits":
         return DIGITS_THRESHOLDS

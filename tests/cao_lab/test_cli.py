@@ -4,7 +4,7 @@ import sys
 import pytest
 
 from cao_lab.cli import main
-from cao_lab.log.reading import read_header
+from cao_lab.log.header import read_header
 from cao_lab.log.writing import RunLog
 from cao_lab.runs import checkpoint, session
 

@@ -1,11 +1,16 @@
 """What a log consists of: the format's number, the states of a run, and a row of each CSV file."""
 
 from dataclasses import dataclass, fields
-from typing import Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias, get_args
 
 FORMAT = 1
 
 Status = Literal["running", "interrupted", "finished", "diverged", "failed"]
+STATUSES: tuple[Status, ...] = get_args(Status)
+
+
+Finite: TypeAlias = Annotated[float, "finite"]
+"""A number that is never NaN or infinite, whatever becomes of the run."""
 
 
 class LogError(ValueError):
@@ -22,9 +27,9 @@ class EpochRecord:
     train_accuracy: float | None
     test_loss: float
     test_accuracy: float | None
-    lr: float
-    train_seconds: float
-    peak_memory_mib: float
+    lr: Finite
+    train_seconds: Finite
+    peak_memory_mib: Finite
     peak_memory_source: str
     gradient_evaluations: int
     hessian_products: int
@@ -36,7 +41,7 @@ class RefreshRecord:
     """One row of refreshes.csv: an eigenvalue as it was before a step."""
 
     step: int
-    epoch: float
+    epoch: Finite
     index: int
     eigenvalue: float
     residual: float
@@ -51,3 +56,25 @@ Record: TypeAlias = EpochRecord | RefreshRecord
 def columns(record: type[Record]) -> list[str]:
     """Return the columns of a kind of record."""
     return [field.name for field in fields(record)]
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """What run.json says of a run, as far as a report depends on it; what older logs lack is None."""
+
+    status: Status
+    suite: str
+    task: str
+    label: str
+    seed: int
+    epochs: int
+    """The budget."""
+    curvature: str | None
+    optimizer: dict[str, Any]
+    """The optimizer's name and settings."""
+    steps_per_epoch: int | None
+    command: str | None
+    versions: dict[str, str]
+    git_commit: str | None
+    device: str | None
+    message: str | None

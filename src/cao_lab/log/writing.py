@@ -9,7 +9,7 @@ from dataclasses import astuple
 from pathlib import Path
 from typing import IO, Any, Self
 
-from cao_lab.log.reading import read_header
+from cao_lab.log.header import read_header
 from cao_lab.log.records import EpochRecord, LogError, Record, RefreshRecord, columns
 
 

@@ -232,7 +232,7 @@ def quadratic_limit(eigenvalues: DataFrame) -> Series:
 
     Outside the sketch the step is (α/η)·λ, and less than 2 gives 2/λ; inside it is αλ/(λ + η), which gives 2/λ + 2/η.
     """
-    is_captured = eigenvalues["is_captured"].astype(str).str.lower() == "true"
+    is_captured = eigenvalues["is_captured"].astype(bool)
     outside = 2 / eigenvalues["eigenvalue"].where(eigenvalues["eigenvalue"] > 0, 0.0)
     return outside + (2 / eigenvalues["damping"]).where(is_captured, 0.0)
 

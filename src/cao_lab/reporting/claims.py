@@ -258,7 +258,7 @@ def positive_definite(setting: Setting) -> Finding:
     paper writes it is not positive definite; holds if there were refreshes and none did so.
     """
     rows = setting.refreshes
-    captured = rows["is_captured"].astype(str).str.lower() == "true"
+    captured = rows["is_captured"].astype(bool)
     rows = rows[captured & (rows["curvature"] != "gauss-newton") & (rows["optimizer"] == "cao")]
     if rows.empty:
         return untested("CAO with refreshes")

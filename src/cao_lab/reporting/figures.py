@@ -17,6 +17,7 @@ from cao_lab.reporting.tables import method_name
 STYLE = Path(__file__).with_name("cao.mplstyle")
 LEGEND_WIDTH = 28
 """Letters that fit beside the axes."""
+LARGEST_DRAWN = 1e150
 PLAIN_NUMBERS = StrMethodFormatter("{x:g}")
 styled = matplotlib.style.context(STYLE)
 AXES = {
@@ -36,7 +37,7 @@ def curve_figure(
     """
     figure = Figure()
     axes = figure.add_subplot()
-    shown = runs if last_epoch is None else runs[runs["epoch"] <= last_epoch]
+    shown = drawable(runs if last_epoch is None else runs[runs["epoch"] <= last_epoch], column)
     for name, stroke in strokes(runs).items():
         draw_method(axes, shown[shown["name"] == name], column, x, stroke)
     if threshold is not None:
@@ -53,6 +54,11 @@ def curve_figure(
     return figure
 
 
+def drawable(rows: DataFrame, column: str) -> DataFrame:
+    """Return rows in which numbers so large that an axis would overflow are infinite, and so not drawn."""
+    return rows.assign(**{column: rows[column].mask(rows[column].abs() > LARGEST_DRAWN, np.inf)})
+
+
 def spans_decades(values: np.ndarray) -> bool:
     """Say whether positive values spread over more than a factor of 30."""
     finite = values[np.isfinite(values)]
@@ -61,7 +67,12 @@ def spans_decades(values: np.ndarray) -> bool:
 
 def title(runs: DataFrame) -> str:
     """Return what the runs are about: task and suite."""
-    return f"{runs['task'].iloc[0]}  ({runs['suite'].iloc[0]})"
+    return plain(f"{runs['task'].iloc[0]}  ({runs['suite'].iloc[0]})")
+
+
+def plain(name: str) -> str:
+    """Return a name in which matplotlib finds no mathematics."""
+    return name.replace("$", r"\$")
 
 
 def draw_method(axes: Axes, runs: DataFrame, column: str, x: str, stroke: Stroke) -> None:
@@ -77,7 +88,7 @@ def draw_method(axes: Axes, runs: DataFrame, column: str, x: str, stroke: Stroke
         if run["status"].iloc[0] == "diverged":
             axes.plot(run[x].iloc[-1], run[column].iloc[-1], marker="x", color=stroke.colour, linestyle="none")
     band = seed_band(runs, column, x)
-    label = f"{runs['name'].iloc[0]}{' †' if seeds == 1 else ''}"
+    label = plain(f"{runs['name'].iloc[0]}{' †' if seeds == 1 else ''}")
     order = 2.0 if stroke.is_dashed else 2.5
     axes.plot(band["x"], band["mean"], color=stroke.colour, linestyle=dash, label=label, zorder=order)
     if seeds > 1:
@@ -136,8 +147,8 @@ def eigenvalue_figure(refreshes: DataFrame, largest: int = 6) -> Figure:
     figure.subplots_adjust(left=0.1, right=0.97, bottom=0.5 / height, top=1 - 0.6 / height, wspace=0.08, hspace=0.25)
     grid = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
     for axes, name in zip(grid.flat, names, strict=False):
-        draw_eigenvalues(axes, refreshes[refreshes["name"] == name])
-        axes.set_title(name, fontsize=8.5)
+        draw_eigenvalues(axes, drawable(refreshes[refreshes["name"] == name], "eigenvalue"))
+        axes.set_title(plain(name), fontsize=8.5)
     for axes in list(grid.flat)[len(names) :]:
         axes.set_axis_off()
     figure.supxlabel("epochs", fontsize=9)
@@ -149,7 +160,7 @@ def eigenvalue_figure(refreshes: DataFrame, largest: int = 6) -> Figure:
 def draw_eigenvalues(axes: Axes, rows: DataFrame) -> None:
     """Draw the eigenvalues of one method and the edge of stability."""
     shades = matplotlib.colormaps["plasma"]
-    captured = rows["is_captured"].astype(str).str.lower() == "true"
+    captured = rows["is_captured"].astype(bool)
     for index, group in rows.groupby("index"):
         mean = group.groupby("epoch")["eigenvalue"].mean()
         colour = shades(0.1 + 0.12 * (float(str(index)) - 1)) if captured[group.index].any() else "#9aa0a6"
@@ -173,7 +184,7 @@ def stable_window_figure(windows: DataFrame) -> Figure:
     figure = Figure(figsize=(8.0, 1.8 + 0.2 * windows.groupby("task").size().max()), layout="constrained")
     for axes, task in zip(figure.subplots(1, len(tasks), squeeze=False).flat, tasks, strict=True):
         rows = windows[windows["task"] == task]
-        methods = [method_name(row) for _, row in rows.iterrows()]
+        methods = [plain(method_name(row)) for _, row in rows.iterrows()]
         distinct = list(dict.fromkeys(methods))
         seeds = sorted(rows["seed"].unique())
         shift = {seed: 0.25 * (place - (len(seeds) - 1) / 2) for place, seed in enumerate(seeds)}
@@ -184,7 +195,7 @@ def stable_window_figure(windows: DataFrame) -> Figure:
         axes.plot(rows["smallest_unstable"], places, "x", color="#555555", label="next that fails")
         axes.plot(rows["predicted_first"], places, "<", color="#1565c0", mfc="none", label="predicted at the start")
         axes.plot(rows["predicted_median"], places, "D", color="#1565c0", mfc="none", label="predicted over the run")
-        axes.set(xscale="log", xlabel="effective rate α/η", title=task)
+        axes.set(xscale="log", xlabel="effective rate α/η", title=plain(task))
         axes.set_yticks(range(len(distinct)), distinct)
         axes.invert_yaxis()
     figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=4)

@@ -96,7 +96,7 @@ def spectrum_data(rows: DataFrame, order: dict[str, int]) -> dict[str, Any]:
     series = [
         {
             "index": int(str(index).removesuffix(".0")),
-            "isCaptured": str(group["is_captured"].iloc[0]).lower() == "true",
+            "isCaptured": bool(group["is_captured"].iloc[0]),
             "epoch": numbers(group["epoch"]),
             "value": numbers(group["eigenvalue"]),
         }

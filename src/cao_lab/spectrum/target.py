@@ -15,7 +15,7 @@ from cao import GaussNewton, Hessian, Mean
 from cao.curvature import ParameterOperator
 from cao.isolation import isolated_forward
 from cao_lab.config import config_from_dict
-from cao_lab.log.reading import read_header
+from cao_lab.log.header import read_header
 from cao_lab.runs import checkpoint
 from cao_lab.runs.objective import Problem
 from cao_lab.spectrum.config import Curvature, Mode, SpectrumConfig, SpectrumError
