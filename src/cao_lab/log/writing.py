@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import IO, Any, Self
 
 from cao_lab.log.header import read_header
+from cao_lab.log.reading import parsed, refused
 from cao_lab.log.records import EpochRecord, LogError, Record, RefreshRecord, columns
 
 
@@ -18,7 +19,7 @@ class RowFile:
 
     def __init__(self, path: Path, record: type[Record]) -> None:
         self.path = path
-        self.columns = columns(record)
+        self.record = record
         self.rows = 0
 
     def append(self, records: Iterable[Record]) -> None:
@@ -27,19 +28,29 @@ class RowFile:
         with self.path.open("a", newline="", encoding="utf-8") as file:
             writer = csv.writer(file, lineterminator="\n")
             if file.tell() == 0:
-                writer.writerow(self.columns)
+                writer.writerow(columns(self.record))
             writer.writerows(astuple(record) for record in records)
         self.rows += len(records)
 
     def cut_back(self, rows: int) -> None:
         """Keep the header and the first rows, dropping what came later and any half-written line."""
-        lines = self.path.read_bytes().splitlines(keepends=True) if self.path.exists() else []
-        kept = lines[: rows + 1] if rows else []
-        if rows and (len(kept) <= rows or not kept[-1].endswith(b"\n")):
+        content = self.path.read_bytes() if self.path.exists() else b""
+        kept = content.split(b"\n")[:-1][: rows + 1] if rows else []
+        if len(kept) <= rows > 0:
             raise LogError(f"{self.path} has fewer than the {rows} rows that its checkpoint remembers")
-        if lines:
-            os.truncate(self.path, sum(map(len, kept)))
+        self.check(kept)
+        if content:
+            os.truncate(self.path, sum(len(line) + 1 for line in kept))
         self.rows = rows
+
+    def check(self, lines: list[bytes]) -> None:
+        """Refuse to go on behind rows that a report could not read."""
+        try:
+            list(parsed([line.decode() for line in lines], self.record))
+        except ValueError as error:
+            raise LogError(
+                f"{self.path.parent}: {refused(self.path, error)}; mend it or move the folder away"
+            ) from error
 
     def sync(self) -> None:
         """Make sure that the rows have reached the disk."""
