@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 from cao_lab.log.checks import count, folder_name, folder_path, mapping, number, one_line, text, wrong
 from cao_lab.log.reading import UNREADABLE, read_json, refused
-from cao_lab.log.records import FORMAT, STATUSES, LogError, RunRecord
+from cao_lab.log.records import FORMAT, METHOD_SETTINGS, STATUSES, LogError, RunRecord, Setting, label_part
 
 OPTIMIZER_NUMBERS = ("lr", "momentum", "rank", "refresh_every")
 OPTIMIZER_TEXTS = ("scaling", "sketch")
@@ -43,15 +43,19 @@ def run_record(header: dict[str, Any]) -> RunRecord:
     if header.get("status") not in STATUSES:
         raise wrong("status", f"one of {', '.join(STATUSES)}", header.get("status"))
     config = mapping("config", header.get("config"))
+    label = folder_name("label", header.get("label"))
+    optimizer = optimizer_settings(mapping("config.optimizer", config.get("optimizer")))
+    method = {name: setting(f"config.{name}", config.get(name)) for name in METHOD_SETTINGS}
     return RunRecord(
         status=header["status"],
         suite=folder_path("suite", header.get("suite")),
         task=folder_name("task", header.get("task")),
-        label=folder_name("label", header.get("label")),
+        label=label,
         seed=count("seed", header.get("seed")),
         epochs=count("config.epochs", config.get("epochs"), at_least=1),
         curvature=optional(text, "config.curvature", config.get("curvature")),
-        optimizer=optimizer_settings(mapping("config.optimizer", config.get("optimizer"))),
+        optimizer=optimizer,
+        changed=changed_settings(label, optimizer | method),
         steps_per_epoch=optional(count, "steps_per_epoch", header.get("steps_per_epoch")),
         command=optional(text, "command", header.get("command")),
         versions=versions(optional(mapping, "versions", header.get("versions")) or {}),
@@ -61,8 +65,9 @@ def run_record(header: dict[str, Any]) -> RunRecord:
     )
 
 
-def optimizer_settings(settings: dict[str, Any]) -> dict[str, Any]:
-    """Check the settings of an optimizer that a report depends on; the others are its own affair."""
+def optimizer_settings(found: dict[str, Any]) -> dict[str, Setting]:
+    """Check the settings of an optimizer."""
+    settings = {text("a setting", name): setting(f"config.optimizer.{name}", value) for name, value in found.items()}
     text("config.optimizer.name", settings.get("name"))
     for name in OPTIMIZER_NUMBERS:
         optional(number, f"config.optimizer.{name}", settings.get(name))
@@ -71,6 +76,21 @@ def optimizer_settings(settings: dict[str, Any]) -> dict[str, Any]:
     if settings.get("damping") != "auto":
         optional(number, "config.optimizer.damping", settings.get("damping"))
     return settings
+
+
+def changed_settings(label: str, settings: dict[str, Setting]) -> dict[str, Setting]:
+    """Return the settings that a label names: those that were not the defaults when the run was made."""
+    return {name: value for name, value in settings.items() if f"-{label_part(name, value)}-" in f"-{label}-"}
+
+
+def setting(name: str, value: Any) -> Setting:
+    """Return a text, a finite number, a truth value or nothing."""
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, str):
+        return text(name, value)
+    number(name, value)
+    return value  # type: ignore[no-any-return]  # a whole number stays one
 
 
 def versions(found: dict[str, Any]) -> dict[str, str]:

@@ -17,6 +17,12 @@ class LogError(ValueError):
     """A log that cannot be used, and why, in one line."""
 
 
+Setting: TypeAlias = str | float | bool | None
+"""A setting of a method; a whole number is one too."""
+METHOD_SETTINGS = ("schedule", "precision", "curvature", "curvature_samples")
+"""Settings of a run, beside those of its optimizer, that belong to the method."""
+
+
 @dataclass(frozen=True)
 class EpochRecord:
     """One row of epochs.csv; docs/log-format.md says what each column means."""
@@ -72,9 +78,23 @@ class RunRecord:
     curvature: str | None
     optimizer: dict[str, Any]
     """The optimizer's name and settings."""
+    changed: dict[str, Setting]
+    """The settings of the method that differed from their defaults, and so stand in the label."""
     steps_per_epoch: int | None
     command: str | None
     versions: dict[str, str]
     git_commit: str | None
     device: str | None
     message: str | None
+
+
+def label_part(field: str, value: object) -> str:
+    """Return how a setting stands in a label: rank3 for a number, scaling=unit for a word."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return f"{field}{'' if is_number else '='}{written(value)}"
+
+
+def written(value: object) -> str:
+    """Return how the value of a setting is written."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return f"{value:g}" if is_number else str(value).lower()

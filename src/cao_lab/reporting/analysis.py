@@ -9,15 +9,14 @@ import numpy as np
 from pandas import DataFrame, Series
 from scipy import stats
 
+from cao_lab.facts import METHODS, suites_of
 from cao_lab.protocol import CONFIDENCE, PRODUCT_PRICE, PRODUCT_PRICE_ROW, stable_loss
-from cao_lab.reporting.logreader import RUN_KEY, ReportError, load_logs, load_runs
-
-__all__ = ["ReportError", "load_logs", "load_runs"]
+from cao_lab.reporting.logreader import RUN_KEY
 
 LABEL_KEY = RUN_KEY[:-1]
 TASK_KEY = RUN_KEY[:-2]
-WITHOUT_EPOCHS = ("lbfgs",)
-"""An epoch of these is several iterations, and compares with nobody's."""
+WITHOUT_EPOCHS = tuple(name for name, info in METHODS.items() if not info.has_epochs)
+STABILITY = suites_of(["stability"])
 CURVES = ["train_loss", "train_accuracy", "test_loss", "test_accuracy"]
 
 
@@ -99,6 +98,14 @@ def first_epoch_below(epochs: DataFrame, threshold: float, prices: dict[str, flo
     hits = ended[ended["train_loss"] <= threshold].drop_duplicates("run").set_index("run")[units]
     runs = ended.drop_duplicates("run")[["run", *RUN_KEY, "budget"]]
     return runs.join(hits, on="run").reset_index(drop=True)
+
+
+@dataclass(frozen=True)
+class Goal:
+    """A train loss to reach, and when each run first did."""
+
+    loss: float
+    hits: DataFrame
 
 
 def with_losses_at_their_time(epochs: DataFrame) -> DataFrame:
@@ -194,11 +201,11 @@ def stability_edge(runs: DataFrame) -> Series:
 
 
 def stable_windows(epochs: DataFrame) -> DataFrame:
-    """Return, for each method and seed of `stable-range`, the largest rate that worked and the next that did not.
+    """Return, for each method and seed that searched for it, the largest rate that worked and the next that did not.
 
     A method is an optimizer with its rank and momentum; a rate α/η worked if the run fell below the declared loss.
     """
-    tried = epochs[(epochs["suite"] == "stable-range") & epochs["has_ended"]].copy()
+    tried = epochs[epochs["suite"].isin(STABILITY) & epochs["has_ended"]].copy()
     tried["rate"] = effective_rate(tried)
     tried["target"] = tried["task"].map({task: stable_loss(task) for task in tried["task"].unique()})
     tried["worked"] = (tried["train_loss"] < tried["target"]) & (tried["status"] == "finished")
@@ -220,7 +227,7 @@ def predicted_windows(epochs: DataFrame, refreshes: DataFrame) -> DataFrame:
     Taken from the run at the largest rate that worked: `predicted_first` is the limit at the start of training,
     `predicted_median` the median over the run, whose eigenvalues change.
     """
-    watched = refreshes[refreshes["suite"] == "stable-range"]
+    watched = refreshes[refreshes["suite"].isin(STABILITY)]
     limits = quadratic_limit(watched).groupby([watched["run"], watched["step"]]).min().groupby("run")
     windows = stable_windows(epochs)
     run = windows["run"]
@@ -237,13 +244,12 @@ def quadratic_limit(eigenvalues: DataFrame) -> Series:
     return outside + (2 / eigenvalues["damping"]).where(is_captured, 0.0)
 
 
-def sensitivity(epochs: DataFrame, threshold: float) -> DataFrame:
-    """Return one row a run of a sweep over damping × refresh interval: epochs to threshold, accuracy, seconds."""
-    swept = epochs[epochs["suite"] == "sensitivity"]
-    cells = first_epoch_below(swept, threshold).drop(columns="seconds")
-    knobs = swept.drop_duplicates("run").set_index("run")[["damping", "refresh_every"]]
-    finals = final_results(swept)[[*RUN_KEY, "test_accuracy", "status"]]
-    cells = cells.join(knobs, on="run").merge(finals, on=RUN_KEY).merge(run_costs(swept), on=["run", *RUN_KEY])
+def sensitivity(epochs: DataFrame, hits: DataFrame) -> DataFrame:
+    """Return one row per run of a sweep over damping × refresh interval: epochs to threshold, accuracy, seconds."""
+    knobs = epochs.drop_duplicates("run").set_index("run")[["damping", "refresh_every"]]
+    finals = final_results(epochs)[[*RUN_KEY, "test_accuracy", "status"]]
+    cells = hits.drop(columns="seconds").join(knobs, on="run")
+    cells = cells.merge(finals, on=RUN_KEY).merge(run_costs(epochs), on=["run", *RUN_KEY])
     return cells.sort_values(["task", "damping", "refresh_every", "seed"], ignore_index=True)
 
 

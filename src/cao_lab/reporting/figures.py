@@ -10,9 +10,10 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 from pandas import DataFrame
 
-from cao_lab.reporting.analysis import first_epoch_below, seed_band, stability_edge
+from cao_lab.facts import method_info
+from cao_lab.reporting.analysis import Goal, seed_band, stability_edge
+from cao_lab.reporting.names import method_name
 from cao_lab.reporting.palette import Stroke, in_order, strokes
-from cao_lab.reporting.tables import method_name
 
 STYLE = Path(__file__).with_name("cao.mplstyle")
 LEGEND_WIDTH = 28
@@ -28,20 +29,20 @@ AXES = {
 
 @styled
 def curve_figure(
-    runs: DataFrame, column: str, x: str = "epoch", threshold: float | None = None, last_epoch: float | None = None
+    runs: DataFrame, column: str, x: str = "epoch", goal: Goal | None = None, last_epoch: float | None = None
 ) -> Figure:
     """Draw a quantity over training: mean over seeds with a band of one standard deviation, single seeds thin.
 
     The mean ends where the first seed ends; a single seed is marked †, a run that diverged ends in a cross. With a
-    threshold, a dot marks the mean first-hit epoch, hollow if not every seed reached it.
+    goal, a dot marks the mean first-hit epoch, hollow if not every seed reached it.
     """
     figure = Figure()
     axes = figure.add_subplot()
     shown = drawable(runs if last_epoch is None else runs[runs["epoch"] <= last_epoch], column)
     for name, stroke in strokes(runs).items():
         draw_method(axes, shown[shown["name"] == name], column, x, stroke)
-    if threshold is not None:
-        draw_threshold(axes, runs, x, threshold, last_epoch)
+    if goal is not None:
+        draw_goal(axes, runs, x, goal, last_epoch)
     if column.endswith("loss") and (shown[column] > 0).all() and spans_decades(shown[column].to_numpy()):
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter(PLAIN_NUMBERS)
@@ -96,27 +97,27 @@ def draw_method(axes: Axes, runs: DataFrame, column: str, x: str, stroke: Stroke
         axes.fill_between(band["x"], low, high, color=stroke.colour, alpha=0.15, linewidth=0)
 
 
-def draw_threshold(axes: Axes, runs: DataFrame, x: str, threshold: float, last_epoch: float | None) -> None:
-    """Draw the threshold and, on it, where each method first reached it."""
-    axes.axhline(threshold, color="#444444", linewidth=0.8, linestyle=(0, (2, 2)))
-    hits = first_epoch_below(runs, threshold).merge(runs.drop_duplicates("run")[["run", "name"]], on="run")
+def draw_goal(axes: Axes, runs: DataFrame, x: str, goal: Goal, last_epoch: float | None) -> None:
+    """Draw the loss to reach and, on it, where each method first reached it."""
+    axes.axhline(goal.loss, color="#444444", linewidth=0.8, linestyle=(0, (2, 2)))
+    hits = goal.hits.merge(runs.drop_duplicates("run")[["run", "name"]], on="run")
     for name, stroke in strokes(runs).items():
         own = hits.loc[hits["name"] == name, x]
         place = own.mean()
         if own.count() and (last_epoch is None or place <= last_epoch):
             face = stroke.colour if own.notna().all() else "white"
             order = 3.0 if stroke.is_dashed else 3.5
-            axes.plot(place, threshold, "o", markersize=5.5, color=stroke.colour, markerfacecolor=face, zorder=order)
+            axes.plot(place, goal.loss, "o", markersize=5.5, color=stroke.colour, markerfacecolor=face, zorder=order)
 
 
-def train_loss_figure(runs: DataFrame, threshold: float | None = None, last_epoch: float | None = None) -> Figure:
+def train_loss_figure(runs: DataFrame, goal: Goal | None = None, last_epoch: float | None = None) -> Figure:
     """Draw train loss over epochs, to the end or in an early window."""
-    return curve_figure(runs, "train_loss", threshold=threshold, last_epoch=last_epoch)
+    return curve_figure(runs, "train_loss", goal=goal, last_epoch=last_epoch)
 
 
-def rank_ablation_figure(runs: DataFrame, threshold: float | None = None) -> Figure:
+def rank_ablation_figure(runs: DataFrame, goal: Goal | None = None) -> Figure:
     """Draw train loss for CAO's ranks, everything else as in its main setting."""
-    return train_loss_figure(rank_ablation(runs), threshold)
+    return train_loss_figure(rank_ablation(runs), goal)
 
 
 def rank_ablation(runs: DataFrame) -> DataFrame:
@@ -127,9 +128,9 @@ def rank_ablation(runs: DataFrame) -> DataFrame:
     return kept[(rest == rest.mode().iloc[0]).all(axis=1)] if len(kept) else kept
 
 
-def wall_clock_figure(runs: DataFrame, threshold: float | None = None) -> Figure:
+def wall_clock_figure(runs: DataFrame, goal: Goal | None = None) -> Figure:
     """Draw train loss over seconds of training."""
-    return curve_figure(runs, "train_loss", x="seconds", threshold=threshold)
+    return curve_figure(runs, "train_loss", x="seconds", goal=goal)
 
 
 @styled
@@ -167,7 +168,7 @@ def draw_eigenvalues(axes: Axes, rows: DataFrame) -> None:
         axes.plot(mean.index, mean, color=colour, linewidth=1.2)
         axes.annotate(f"λ{float(str(index)):.0f}", (mean.index[-1], mean.iloc[-1]), color=colour, fontsize=7)
     edge = stability_edge(rows).iloc[0]
-    if rows["optimizer"].iloc[0] in ("sgd", "cao") and np.isfinite(edge):
+    if method_info(rows["optimizer"].iloc[0]).has_edge and np.isfinite(edge):
         axes.axhline(edge, color="#444444", linewidth=0.9, linestyle=(0, (4, 2)))
         axes.annotate("2(1+β)/α", (0, edge), fontsize=7, color="#444444", va="bottom")
     axes.set_yscale("symlog", linthresh=1.0)

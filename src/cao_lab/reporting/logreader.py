@@ -1,7 +1,6 @@
 """A folder of logs as tables: what ran, what every epoch gave, and what is missing or broken."""
 
 import os
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
@@ -11,12 +10,14 @@ from typing import Any
 import pandas as pd
 from pandas import DataFrame
 
+from cao_lab.facts import SEARCHING, suites_of
 from cao_lab.log.checks import one_line
 from cao_lab.log.header import read_run
 from cao_lab.log.reading import Rows, read_rows
 from cao_lab.log.records import EpochRecord, LogError, Record, RefreshRecord, RunRecord, columns
-from cao_lab.protocol import PROBING_SUITES, final_train_losses
+from cao_lab.protocol import final_train_losses
 from cao_lab.reporting.beside import load_bench, load_theory
+from cao_lab.reporting.names import display_names
 
 RUN_KEY = ["suite", "task", "label", "seed"]
 ENDED = ("finished", "diverged")
@@ -30,10 +31,6 @@ BESIDE = [
     "refresh_every", "scaling", "sketch", "curvature", "steps_per_epoch",
 ]  # fmt: skip
 NOT_NUMBERS = ("peak_memory_source", "is_captured")
-NAMES = {
-    "cao": "CAO", "sgd": "SGD", "adam": "Adam", "adamw": "AdamW", "lbfgs": "L-BFGS", "adahessian": "AdaHessian",
-    "soap": "SOAP", "muon": "Muon",
-}  # fmt: skip
 
 
 class ReportError(Exception):
@@ -66,7 +63,7 @@ def load_logs(folder: Path) -> Logs:
     found.sort(key=lambda run: [run.row[key] for key in RUN_KEY])
     found = list(without_copies(found, missing))
     runs = DataFrame([run.row for run in found])
-    runs["name"] = display_names(runs)
+    runs["name"] = display_names([run.record for run in found])
     runs[NUMBERS] = runs[NUMBERS].apply(pd.to_numeric, errors="coerce")
     epochs = stacked([run.epochs for run in found], EpochRecord, runs)
     epochs["seconds"] = epochs.groupby("run")["train_seconds"].cumsum()
@@ -75,11 +72,6 @@ def load_logs(folder: Path) -> Logs:
     refreshes = stacked([run.refreshes for run in found], RefreshRecord, runs)
     theory, bench = load_theory(folder, missing), load_bench(folder, missing)
     return Logs(runs, epochs, refreshes, theory, bench, tuple(one_line(sentence) for sentence in missing))
-
-
-def load_runs(folder: Path) -> DataFrame:
-    """Return the tidy table of all runs: one row per epoch, with the run's configuration beside it."""
-    return load_logs(folder).epochs
 
 
 def run_folders(folder: Path, missing: list[str]) -> list[Path]:
@@ -100,6 +92,7 @@ class LoadedRun:
 
     name: str
     """Its folder."""
+    record: RunRecord
     row: dict[str, Any]
     epochs: Sequence[EpochRecord]
     refreshes: Sequence[RefreshRecord]
@@ -121,7 +114,7 @@ def load_run(path: Path, folder: Path, missing: list[str]) -> LoadedRun | None:
         row["has_ended"] = False
         done = f"{len(epochs.records)} of {record.epochs} epochs"
         missing.append(f"{name}: finished, but epochs.csv is not whole ({done}), left out")
-    return LoadedRun(name, row, epochs.records, refreshes.records)
+    return LoadedRun(name, record, row, epochs.records, refreshes.records)
 
 
 def torn(epochs: Rows[EpochRecord], refreshes: Rows[RefreshRecord]) -> list[str]:
@@ -158,28 +151,6 @@ def run_row(run: RunRecord) -> dict[str, Any]:
     return row | {"budget": run.epochs, "has_ended": run.status in ENDED}
 
 
-def display_names(runs: DataFrame) -> list[str]:
-    """Return what to call each run's method: its label without the fields that its siblings share.
-
-    Siblings are the runs of the same optimizer on the same task; CAO always keeps its rank.
-    """
-    # A field starts with its name, followed by `=` or a digit: `sketch=projected-out` and `lr1e-05` stay whole.
-    fields = [re.split(r"-(?=[a-z_]+(?:=|\d))", str(label))[1:] for label in runs["label"]]
-    siblings = [tuple(key) for key in runs[["suite", "task", "optimizer"]].to_numpy()]
-    names = []
-    for own, key, optimizer in zip(fields, siblings, runs["optimizer"], strict=True):
-        shared = set.intersection(*(set(other) for other, its in zip(fields, siblings, strict=True) if its == key))
-        rank = [f"k={field.removeprefix('rank')}" for field in own if re.fullmatch(r"rank\d+", field)]
-        kept = [spelled(field) for field in own if field not in shared and not re.fullmatch(r"rank\d+", field)]
-        names.append(" ".join([NAMES.get(str(optimizer), str(optimizer)), *rank]) + "".join(f", {one}" for one in kept))
-    return names
-
-
-def spelled(field: str) -> str:
-    """Return `sketch=random` as "sketch random" and `lr0.1` as "lr 0.1"."""
-    return re.sub(r"^([a-z_]+)=?", lambda match: match[1].replace("_", " ") + " ", field)
-
-
 def stacked(tables: Sequence[Sequence[Record]], record: type[Record], runs: DataFrame) -> DataFrame:
     """Stack the runs' rows, and put each run's number (`run`) and configuration beside them."""
     own = columns(record)
@@ -208,7 +179,7 @@ def unfinished(runs: DataFrame) -> Iterator[str]:
 
 def missing_seeds(runs: DataFrame) -> Iterator[str]:
     """Say which seeds a label lacks that others of its task have; suites that search vary them on purpose."""
-    searched = runs["suite"].isin(PROBING_SUITES)
+    searched = runs["suite"].isin(suites_of(SEARCHING))
     for (suite, task), group in runs[~searched].groupby(["suite", "task"]):
         seeds = set(group["seed"])
         for label, own in group.groupby("label")["seed"]:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from pandas import DataFrame, Series
 
+from cao_lab.facts import method_info
 from cao_lab.reporting.analysis import (
     CURVES,
     WITHOUT_EPOCHS,
@@ -17,7 +18,7 @@ from cao_lab.reporting.analysis import (
     with_losses_at_their_time,
 )
 from cao_lab.reporting.palette import in_order, strokes
-from cao_lab.reporting.verdicts import Setting
+from cao_lab.reporting.setting import Setting
 
 LARGEST_SAMPLE = 50
 """Seeds up to which the page has Student's quantiles."""
@@ -30,7 +31,7 @@ def page_data(found: list[Setting]) -> str:
     """Return everything as JSON that can stand inside a script element."""
     data = {
         "quantiles": [t_quantile(freedom) for freedom in range(1, LARGEST_SAMPLE)],
-        "settings": [setting_data(one) for one in found if one.suite != "stable-range" and has_losses(one)],
+        "settings": [setting_data(one) for one in found if one.kind != "stability" and has_losses(one)],
     }
     # A closing tag inside a string would end the script element.
     return json.dumps(data, separators=(",", ":"), ensure_ascii=False, allow_nan=False).replace("</", "<\\/")
@@ -92,7 +93,7 @@ def run_data(run: DataFrame, order: dict[str, int]) -> dict[str, Any]:
 def spectrum_data(rows: DataFrame, order: dict[str, int]) -> dict[str, Any]:
     """Return one run's eigenvalues by index, and the edge of stability where there is one."""
     first = rows.iloc[0]
-    edge = stability_edge(rows).iloc[0] if first["optimizer"] in ("sgd", "cao") else math.nan
+    edge = stability_edge(rows).iloc[0] if method_info(first["optimizer"]).has_edge else math.nan
     series = [
         {
             "index": int(str(index).removesuffix(".0")),

@@ -13,11 +13,11 @@ from scipy import stats
 from synthetic_logs import ADAM, CAO, SGD, Run, suite_of_runs, write_suite
 
 from cao_lab.reporting import analysis
-from cao_lab.reporting.logreader import load_logs, load_runs
+from cao_lab.reporting.logreader import load_logs
 
 
 def table(folder: Path, *runs: Run) -> DataFrame:
-    return load_runs(write_suite(folder, runs))
+    return load_logs(write_suite(folder, runs)).epochs
 
 
 def hit(folder: Path, losses: list[float], threshold: float) -> Series:
@@ -171,7 +171,7 @@ def test_a_refresh_in_one_epoch_of_ten_is_in_the_mean(tmp_path: Path) -> None:
     folder = write_suite(tmp_path, [Run([3.0] * 10, seconds=1.0)])
     (path,) = folder.rglob("epochs.csv")
     path.write_text(path.read_text().replace(",1.0,500.0,", ",11.0,500.0,", 1))
-    assert analysis.run_costs(load_runs(folder))["seconds_per_epoch"].tolist() == [2.0]
+    assert analysis.run_costs(load_logs(folder).epochs)["seconds_per_epoch"].tolist() == [2.0]
 
 
 def test_the_loss_of_a_full_batch_was_seen_before_its_step(tmp_path: Path) -> None:
@@ -194,7 +194,8 @@ def test_sensitivity_has_a_row_a_cell(tmp_path: Path) -> None:
         Run([1.0, 0.5], f"cao-{damping}-{every}", 0, CAO | {"damping": damping, "refresh_every": every}, "sensitivity")
         for damping in (0.01, 0.1) for every in (200, 400)
     ]  # fmt: skip
-    found = analysis.sensitivity(table(tmp_path, *runs), 0.75)
+    epochs = table(tmp_path, *runs)
+    found = analysis.sensitivity(epochs, analysis.first_epoch_below(epochs, 0.75))
     assert found[["damping", "refresh_every", "epoch"]].to_numpy().tolist() == [
         [0.01, 200, 2], [0.01, 400, 2], [0.1, 200, 2], [0.1, 400, 2],
     ]  # fmt: skip
@@ -205,5 +206,5 @@ def test_an_undeclared_threshold_lies_halfway_on_a_log_scale(tmp_path: Path) -> 
 
 
 def test_a_whole_suite_has_a_hit_for_every_run(tmp_path: Path) -> None:
-    epochs = load_runs(write_suite(tmp_path, suite_of_runs()))
+    epochs = load_logs(write_suite(tmp_path, suite_of_runs())).epochs
     assert len(analysis.first_epoch_below(epochs, 3.0)) == 36

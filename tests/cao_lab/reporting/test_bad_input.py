@@ -20,9 +20,9 @@ from cao_lab.reporting.claims import audit
 from cao_lab.reporting.logreader import Logs, load_logs
 from cao_lab.reporting.page import beside, page
 from cao_lab.reporting.report import FigureJob, claims_markdown, figure_jobs
+from cao_lab.reporting.setting import settings as settings_of
 from cao_lab.reporting.tables import make_tables
 from cao_lab.reporting.tabular import latex, markdown
-from cao_lab.reporting.verdicts import settings as settings_of
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.just(10**400),

@@ -10,7 +10,8 @@ from synthetic_logs import ADAM, CAO, SGD, Run, decay, suite_of_runs, write_suit
 from cao_lab.reporting.analysis import Interval
 from cao_lab.reporting.claims import CLAIMS, audit
 from cao_lab.reporting.logreader import load_logs
-from cao_lab.reporting.verdicts import Verdict, all_of, direction, equality, settings, with_control
+from cao_lab.reporting.setting import settings
+from cao_lab.reporting.verdicts import Verdict, all_of, direction, equality, with_control
 
 NAN = float("nan")
 

@@ -21,8 +21,8 @@ from cao_lab.reporting.claims import audit
 from cao_lab.reporting.logreader import Logs, load_logs
 from cao_lab.reporting.page import html_table, page
 from cao_lab.reporting.page_data import page_data
+from cao_lab.reporting.setting import settings
 from cao_lab.reporting.tables import make_tables
-from cao_lab.reporting.verdicts import settings
 
 FLAGS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
