@@ -7,7 +7,7 @@ from pandas import DataFrame
 
 from cao_lab.facts import SEARCHING, SUITES, SuiteKind, Thresholds, kind_of
 from cao_lab.protocol import final_train_losses, parts, representative, thresholds_of, without_tuning
-from cao_lab.reporting.analysis import TASK_KEY, Goal, first_epoch_below, product_prices
+from cao_lab.reporting.analysis import TASK_KEY, Goal, ended_with_costs, first_epoch_below, product_prices
 from cao_lab.reporting.logreader import Logs
 from cao_lab.reporting.palette import coloured
 
@@ -58,6 +58,11 @@ class Setting:
         return self.epochs[self.epochs["label"].isin([representative(runs) for _, runs in kinds])]
 
     @cached_property
+    def ended(self) -> DataFrame:
+        """The epochs of ended runs with what each cost."""
+        return ended_with_costs(self.epochs, self.prices)
+
+    @cached_property
     def known_hits(self) -> dict[float, DataFrame]:
         """What `hits` has worked out so far."""
         return {}
@@ -65,7 +70,7 @@ class Setting:
     def hits(self, threshold: float) -> DataFrame:
         """Return when each ended run first reached a threshold."""
         if threshold not in self.known_hits:
-            self.known_hits[threshold] = first_epoch_below(self.epochs, threshold, self.prices)
+            self.known_hits[threshold] = first_epoch_below(self.ended, threshold)
         return self.known_hits[threshold]
 
     @property

@@ -12,6 +12,7 @@ from pandas import DataFrame, Series
 from scipy import stats
 from synthetic_logs import ADAM, CAO, SGD, Run, suite_of_runs, write_suite
 
+from cao_lab.protocol import PRODUCT_PRICE
 from cao_lab.reporting import analysis
 from cao_lab.reporting.logreader import load_logs
 
@@ -20,8 +21,12 @@ def table(folder: Path, *runs: Run) -> DataFrame:
     return load_logs(write_suite(folder, runs)).epochs
 
 
+def first_hits(epochs: DataFrame, threshold: float, prices: dict[str, float] = PRODUCT_PRICE) -> DataFrame:
+    return analysis.first_epoch_below(analysis.ended_with_costs(epochs, prices), threshold)
+
+
 def hit(folder: Path, losses: list[float], threshold: float) -> Series:
-    return analysis.first_epoch_below(table(folder, Run(losses)), threshold).iloc[0]
+    return first_hits(table(folder, Run(losses)), threshold).iloc[0]
 
 
 def test_the_first_epoch_at_or_below_the_threshold_counts(tmp_path: Path) -> None:
@@ -56,19 +61,19 @@ def test_first_hits_agree_with_a_loop(losses: list[float], threshold: float) -> 
     epochs = epochs.assign(gradient_evaluations=0, hessian_products=0, suite="s", task="t", label="l", seed=0)
     epochs = epochs.assign(optimizer="sgd", steps_per_epoch=40)
     expected = next((epoch for epoch, loss in enumerate(losses, start=1) if loss <= threshold), math.nan)
-    found = analysis.first_epoch_below(epochs, threshold).iloc[0]
+    found = first_hits(epochs, threshold).iloc[0]
     assert found["epoch"] == expected or (math.isnan(found["epoch"]) and math.isnan(expected))
     assert not found["crossing_epoch"] > found["epoch"]
 
 
 def test_a_run_that_has_not_ended_is_left_out(tmp_path: Path) -> None:
     epochs = table(tmp_path, Run([1.0], status="running"), Run([1.0], seed=1))
-    assert analysis.first_epoch_below(epochs, 2.0)["seed"].tolist() == [1]
+    assert first_hits(epochs, 2.0)["seed"].tolist() == [1]
 
 
 def test_curvature_products_count_at_their_price(tmp_path: Path) -> None:
     epochs = table(tmp_path, Run([4.0, 1.0]))
-    assert analysis.first_epoch_below(epochs, 2.0, {"hessian": 3.0})["gradient_cost"].tolist() == [80 + 3 * 22]
+    assert first_hits(epochs, 2.0, {"hessian": 3.0})["gradient_cost"].tolist() == [80 + 3 * 22]
 
 
 def test_a_measured_price_replaces_the_assumption() -> None:
@@ -107,7 +112,7 @@ def test_one_pair_has_no_interval() -> None:
 def test_time_to_threshold_says_how_many_seeds_reached_it(tmp_path: Path) -> None:
     runs = [Run([4.0, 2.0], "adam", 0, ADAM), Run([4.0, 3.0], "adam", 1, ADAM)]
     runs += [Run([2.0, 1.0], "cao", seed, CAO) for seed in (0, 1)]
-    hits = analysis.first_epoch_below(table(tmp_path, *runs), 2.5)
+    hits = first_hits(table(tmp_path, *runs), 2.5)
     found = analysis.time_to_threshold(hits, "adam").set_index("label")
     assert found["reached"].tolist() == [1, 2]
     assert found.loc["cao", "epoch_speedup"] == pytest.approx(1.75)
@@ -176,14 +181,14 @@ def test_a_refresh_in_one_epoch_of_ten_is_in_the_mean(tmp_path: Path) -> None:
 
 def test_the_loss_of_a_full_batch_was_seen_before_its_step(tmp_path: Path) -> None:
     epochs = table(tmp_path, Run([4.0, 3.0, 1.0, 0.5], optimizer=SGD, seconds=2.0)).assign(steps_per_epoch=1)
-    found = analysis.first_epoch_below(epochs, 1.0).iloc[0]
+    found = first_hits(epochs, 1.0).iloc[0]
     # Two steps of 40 evaluations (in these made-up logs) and 2 seconds, then one evaluation that shows the loss.
     assert found[["epoch", "seconds", "gradient_cost"]].tolist() == [2, 4.0, 81.0]
 
 
 def test_epochs_of_lbfgs_are_not_compared(tmp_path: Path) -> None:
     lbfgs = Run([4.0, 1.0], "lbfgs", 0, {"name": "lbfgs", "lr": 1.0})
-    hits = analysis.first_epoch_below(table(tmp_path, lbfgs, Run([4.0, 1.0], "sgd", 0, SGD)), 1.0)
+    hits = first_hits(table(tmp_path, lbfgs, Run([4.0, 1.0], "sgd", 0, SGD)), 1.0)
     rows = analysis.time_to_threshold(hits, "sgd").set_index("label")
     assert rows["epoch_mean"].to_dict() == {"lbfgs": 2, "sgd": 2}
     assert math.isnan(rows.loc["lbfgs", "epoch_speedup"])
@@ -195,7 +200,7 @@ def test_sensitivity_has_a_row_a_cell(tmp_path: Path) -> None:
         for damping in (0.01, 0.1) for every in (200, 400)
     ]  # fmt: skip
     epochs = table(tmp_path, *runs)
-    found = analysis.sensitivity(epochs, analysis.first_epoch_below(epochs, 0.75))
+    found = analysis.sensitivity(epochs, first_hits(epochs, 0.75))
     assert found[["damping", "refresh_every", "epoch"]].to_numpy().tolist() == [
         [0.01, 200, 2], [0.01, 400, 2], [0.1, 200, 2], [0.1, 400, 2],
     ]  # fmt: skip
@@ -207,4 +212,4 @@ def test_an_undeclared_threshold_lies_halfway_on_a_log_scale(tmp_path: Path) -> 
 
 def test_a_whole_suite_has_a_hit_for_every_run(tmp_path: Path) -> None:
     epochs = load_logs(write_suite(tmp_path, suite_of_runs())).epochs
-    assert len(analysis.first_epoch_below(epochs, 3.0)) == 36
+    assert len(first_hits(epochs, 3.0)) == 36
