@@ -16,16 +16,8 @@ from pandas import DataFrame, Series
 
 from cao_lab.facts import PAPER_MODELS, PAPER_TASK, SuiteKind, judged_datasets, suites_of
 from cao_lab.protocol import ACCURACY_MARGIN, EARLY_SHARE, RATIO_MARGIN
-from cao_lab.reporting.analysis import (
-    Interval,
-    difference_interval,
-    final_results,
-    interval,
-    ratio_interval,
-    run_costs,
-    sensitivity,
-    stable_windows,
-)
+from cao_lab.reporting.analysis import final_results, run_costs, sensitivity, stable_windows
+from cao_lab.reporting.intervals import Interval, difference_interval, interval, ratio_interval
 from cao_lab.reporting.logreader import RUN_KEY
 from cao_lab.reporting.setting import Setting
 from cao_lab.reporting.verdicts import (

@@ -59,7 +59,8 @@ def load_logs(folder: Path) -> Logs:
     found = [run for path in run_folders(folder, missing) if (run := load_run(path, folder, missing)) is not None]
     if not found:
         hint = f" ({missing[0]})" if missing else ""
-        raise ReportError(f"no runs in {folder}{hint}: run `cao suite demo` first, or name another folder")
+        where = one_line(f"{folder}{hint}")
+        raise ReportError(f"no runs in {where}: run `cao suite demo` first, or name another folder")
     found.sort(key=lambda run: [run.row[key] for key in RUN_KEY])
     found = list(without_copies(found, missing))
     runs = DataFrame([run.row for run in found])
@@ -77,7 +78,7 @@ def load_logs(folder: Path) -> Logs:
 def run_folders(folder: Path, missing: list[str]) -> list[Path]:
     """Return the folders below that hold a part of a run, in a fixed order."""
     if not folder.is_dir():
-        raise ReportError(f"{folder} is not a folder: name the one that holds the logs")
+        raise ReportError(f"{one_line(str(folder))} is not a folder: name the one that holds the logs")
 
     def note(error: OSError) -> None:
         missing.append(f"{Path(error.filename).relative_to(folder)} cannot be read ({error.strerror}), left out")

@@ -8,7 +8,7 @@ from enum import StrEnum
 from pandas import DataFrame
 
 from cao_lab.protocol import RATIO_MARGIN
-from cao_lab.reporting.analysis import Interval, ratio_interval
+from cao_lab.reporting.intervals import Interval, ratio_interval
 from cao_lab.reporting.setting import Setting
 
 

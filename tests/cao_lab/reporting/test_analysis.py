@@ -14,6 +14,7 @@ from synthetic_logs import ADAM, CAO, SGD, Run, suite_of_runs, write_suite
 
 from cao_lab.protocol import PRODUCT_PRICE
 from cao_lab.reporting import analysis
+from cao_lab.reporting.intervals import interval, ratio_interval
 from cao_lab.reporting.logreader import load_logs
 
 
@@ -85,25 +86,23 @@ def test_a_measured_price_replaces_the_assumption() -> None:
 def test_the_interval_is_students() -> None:
     values = [0.3, 0.5, 0.9]
     low, high = stats.t.interval(0.95, 2, loc=np.mean(values), scale=stats.sem(values))
-    found = analysis.interval(values)
+    found = interval(values)
     assert (found.low, found.high, found.count) == (pytest.approx(low), pytest.approx(high), 3)
 
 
 def test_the_papers_speedup_from_the_papers_epochs() -> None:
-    found = analysis.ratio_interval(Series([55.0, 56.0, 57.0]), Series([19.0, 19.0, 19.0]))
+    found = ratio_interval(Series([55.0, 56.0, 57.0]), Series([19.0, 19.0, 19.0]))
     assert found.center == pytest.approx(2.947, abs=1e-3)
     assert found.low < 2.947 < found.high
 
 
 def test_ratios_are_paired_by_seed_and_skip_who_never_arrived() -> None:
-    found = analysis.ratio_interval(
-        Series([8.0, 6.0, math.nan], index=[0, 1, 2]), Series([3.0, 2.0, 1.0], index=[1, 0, 2])
-    )
+    found = ratio_interval(Series([8.0, 6.0, math.nan], index=[0, 1, 2]), Series([3.0, 2.0, 1.0], index=[1, 0, 2]))
     assert (found.center, found.count) == (pytest.approx(math.sqrt(4 * 2)), 2)
 
 
 def test_one_pair_has_no_interval() -> None:
-    found = analysis.ratio_interval(Series([2.0]), Series([1.0]))
+    found = ratio_interval(Series([2.0]), Series([1.0]))
     assert found.center == 2
     assert math.isnan(found.low)
     assert math.isnan(found.high)
