@@ -16,7 +16,7 @@ def main() -> None:
     arguments = parser.parse_args()
     try:
         page = write_report(arguments.logs, arguments.out)
-    except ReportError as error:
+    except (ReportError, OSError) as error:
         sys.exit(f"make_figures: {error}")
     sys.stdout.write(f"{page}\n")
 

@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
+from cao_lab.log.records import METHOD_SETTINGS, label_part
 from cao_lab.optimizer_config import CAOConfig, LBFGSConfig, OptimizerConfig, optimizer_configs
 
 # Written out, because the modules that implement them import torch and the command line must not wait for it.
@@ -94,8 +95,7 @@ class RunConfig:
     @property
     def label(self) -> str:
         """The method: the optimizer, and the fields in which it differs from the defaults."""
-        method = {"schedule", "precision", "curvature", "curvature_samples"}
-        changed = [text for field, text in changed_fields(self) if field in method]
+        changed = [text for field, text in changed_fields(self) if field in METHOD_SETTINGS]
         return "-".join([optimizer_label(self.optimizer), *changed])
 
     @property
@@ -133,12 +133,6 @@ def changed_fields(config: Any) -> list[tuple[str, str]]:
     """Return the fields that differ from their defaults, each with its part of a label."""
     pairs = [(field.name, getattr(config, field.name), field.default) for field in fields(config)]
     return [(name, label_part(name, value)) for name, value, default in pairs if value != default]
-
-
-def label_part(field: str, value: object) -> str:
-    """Return rank3 for a number, scaling=unit for a word."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return f"{field}{value:g}" if is_number else f"{field}={str(value).lower()}"
 
 
 def config_to_dict(config: RunConfig) -> dict[str, Any]:

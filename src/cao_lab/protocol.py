@@ -4,10 +4,11 @@ What was changed later is told in docs/notebook.md.
 """
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 from pandas import DataFrame, Series
+
+from cao_lab.facts import SUITES, Thresholds, dataset_of, kind_of, suites_of
 
 CONFIDENCE = 0.95
 ACCURACY_MARGIN = 0.01
@@ -17,19 +18,8 @@ RATIO_MARGIN = 1.10
 EARLY_SHARE = 0.4
 """The early window is the first 40 % of the budget: epochs 0 to 30 of 75 in the paper."""
 
-JUDGED_SUITES = ("paper", "mini", "mini-tuned", "demo")
-"""Suites that the audit reads; the others ask questions of their own or hold single runs."""
-TUNED_SUITES = ("mini-tuned",)
-"""Suites in which every optimizer runs at its own best rate, so that tuned SGD is the control."""
 TUNING_SEED = 0
-"""The seed by which a rate is chosen; where fresh seeds follow, it is left out, for it flatters the chosen."""
-PROBING_SUITES = ("mini-tuned", "stable-range", "ill-conditioned")
-"""Suites that try rates on purpose at which runs fail; a divergence there is no failure of the method."""
-SUITE_ORDER = ("paper", "mini", "mini-tuned", "sensitivity", "ill-conditioned", "stable-range", "demo")
-"""In which order suites are shown; others follow."""
-PAPER_TASK = "cifar100-resnet18"
-CLASSES = {"cifar10": 10, "cifar100": 100, "digits": 10}
-
+"""The seed by which a rate is tuned; where fresh seeds follow, it is left out, for it flatters the chosen."""
 PRODUCT_PRICE = {"hessian": 3.2, "gauss-newton": 2.1}
 """Gradient evaluations that one curvature product costs: an assumption, used until `cao bench` measured it."""
 PRODUCT_PRICE_ROW = {
@@ -38,23 +28,10 @@ PRODUCT_PRICE_ROW = {
 }
 """Names of the rows in `logs/bench.json` that replace the assumption."""
 
-
-@dataclass(frozen=True)
-class Thresholds:
-    """Train losses to reach: the one that claims are judged by, and the range around it."""
-
-    primary: float
-    sweep: tuple[float, ...]
-
-
-PAPER_THRESHOLDS = Thresholds(0.75, (1.0, 0.9, 0.8, 0.75, 0.7, 0.6))
-DIGITS_THRESHOLDS = Thresholds(0.1, (0.5, 0.3, 0.2, 0.1, 0.05))
 CHANCE_SHARES = Thresholds(0.75, (0.95, 0.9, 0.85, 0.8, 0.75, 0.7, 0.65, 0.6))
 """For tasks below the paper's size, as shares of the loss of guessing, ln(classes)."""
 STABLE_SHARE = 0.85
-"""In `stable-range` a rate works if the train loss falls below this share of ln(classes) within the budget."""
-DISTANCES = Thresholds(1e-3, (1e-1, 1e-2, 1e-3, 1e-4))
-"""In `ill-conditioned`, distances from the optimum as shares of the distance at the start."""
+"""A rate is stable if the train loss falls below this share of ln(classes) within the budget."""
 
 
 def declared_thresholds(task: str) -> Thresholds | None:
@@ -64,14 +41,11 @@ def declared_thresholds(task: str) -> Thresholds | None:
     0.75 nats may be out of reach for everyone, and the threshold is three quarters of ln(classes): a quarter of
     the loss of guessing is gone. Digits have 0.1. Other tasks have none.
     """
-    dataset, *rest = task.split("-")
-    if dataset not in CLASSES or rest[0].startswith("autoencoder"):
+    dataset, model = dataset_of(task)
+    if dataset is None or dataset.thresholds is None or not model or model.startswith("autoencoder"):
         return None
-    if dataset == "digits":
-        return DIGITS_THRESHOLDS
-    if rest in (["resnet18"], ["resnet34"]):
-        return PAPER_THRESHOLDS
-    return scaled(CHANCE_SHARES, math.log(CLASSES[dataset]))
+    is_full_size = dataset.models is None or model in dataset.models
+    return dataset.thresholds if is_full_size else scaled(CHANCE_SHARES, math.log(dataset.classes or 1))
 
 
 def scaled(shares: Thresholds, unit: float, offset: float = 0.0) -> Thresholds:
@@ -83,33 +57,34 @@ def scaled(shares: Thresholds, unit: float, offset: float = 0.0) -> Thresholds:
     return Thresholds(loss(shares.primary), tuple(loss(share) for share in shares.sweep))
 
 
-def distance_thresholds(epochs: DataFrame) -> Thresholds:
+def distance_thresholds(epochs: DataFrame, shares: Thresholds) -> Thresholds:
     """Return losses at declared shares of the way from the start (1) to the lowest loss of any run (0).
 
     The lowest loss stands for the optimum; whoever reached it, the bar is the same for all.
     """
     losses = epochs["train_loss"].replace([np.inf, -np.inf], np.nan).dropna()
     start = epochs.loc[epochs["epoch"] == 1, "train_loss"].median()
-    return scaled(DISTANCES, float(start - losses.min()), float(losses.min()))
+    return scaled(shares, float(start - losses.min()), float(losses.min()))
 
 
 def thresholds_of(suite: str, task: str, epochs: DataFrame) -> Thresholds | None:
     """Return the declared thresholds of a task within a suite."""
-    if suite == "ill-conditioned" and not epochs.empty:
-        return distance_thresholds(epochs)
-    return declared_thresholds(task)
+    shares = SUITES[suite].thresholds if suite in SUITES else None
+    return declared_thresholds(task) if shares is None or epochs.empty else distance_thresholds(epochs, shares)
 
 
 def stable_loss(task: str) -> float | None:
-    """Return the train loss below which a run of `stable-range` counts as stable."""
-    classes = CLASSES.get(task.split("-", maxsplit=1)[0])
-    return None if classes is None else STABLE_SHARE * math.log(classes)
+    """Return the train loss below which a run of a search for stable rates counts as stable."""
+    dataset, _ = dataset_of(task)
+    if dataset is None or dataset.thresholds is None or dataset.classes is None:
+        return None
+    return STABLE_SHARE * math.log(dataset.classes)
 
 
 def without_tuning(rows: DataFrame) -> DataFrame:
     """Return runs, or their epochs, without the tuned suites' runs by which a rate was chosen before fresh seeds."""
     seeds = rows.groupby(["suite", "task", "label"])["seed"].transform("nunique")
-    was_choosing = rows["suite"].isin(TUNED_SUITES) & (rows["seed"] == TUNING_SEED) & (seeds > 1)
+    was_choosing = rows["suite"].isin(suites_of(["tuned"])) & (rows["seed"] == TUNING_SEED) & (seeds > 1)
     return rows[~was_choosing]
 
 
@@ -129,7 +104,7 @@ def parts(runs: DataFrame, suite: str) -> dict[str, str]:
         found["sgd"] = representative(runs[(runs["optimizer"] == "sgd") & (runs["momentum"] > 0)])
     else:
         found |= relatives(runs, reference.iloc[0])
-    if suite in TUNED_SUITES:
+    if kind_of(suite) == "tuned":
         found["sgd"] = found["matched"] = representative(runs[runs["optimizer"] == "sgd"])
     return {part: label for part, label in found.items() if label is not None}
 

@@ -4,8 +4,9 @@ import sys
 import pytest
 
 from cao_lab.cli import main
+from cao_lab.log.header import read_header
+from cao_lab.log.writing import RunLog
 from cao_lab.runs import checkpoint, session
-from cao_lab.runs.runlog import RunLog, read_header
 
 FOLDER = "runs/digits-mlpw8/sgd/seed0"
 SHORT = ["train", "sgd", "--epochs", "2", "--width", "8"]

@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 from synthetic_logs import ADAM, CAO, SGD, Run, suite_of_runs, write_suite
 
+from cao_lab.facts import DISTANCES
 from cao_lab.protocol import declared_thresholds, distance_thresholds, parts, stable_loss
 from cao_lab.reporting.logreader import load_logs
-from cao_lab.reporting.verdicts import settings
+from cao_lab.reporting.setting import settings
 
 
 @pytest.mark.parametrize(
@@ -39,7 +40,7 @@ def test_a_stable_run_comes_below_the_loss_of_guessing() -> None:
 
 def test_distances_are_measured_from_the_lowest_loss(tmp_path: Path) -> None:
     runs = [Run([11.0, 5.0, 1.0], "adam", 0, ADAM), Run([11.0, 6.0, 2.0], "sgd", 0, SGD)]
-    found = distance_thresholds(load_logs(write_suite(tmp_path, runs)).epochs)
+    found = distance_thresholds(load_logs(write_suite(tmp_path, runs)).epochs, DISTANCES)
     assert found.primary == pytest.approx(1.01)
     assert found.sweep[0] == pytest.approx(2.0)
 

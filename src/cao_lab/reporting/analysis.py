@@ -1,70 +1,25 @@
-"""What the logs say: first-hit epochs, means and intervals, speedups, costs, stable rates. Tables in, tables out."""
+"""What the logs say: first-hit epochs, means, speedups, costs, stable rates. Tables in, tables out."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
+from typing import TypeAlias
 
 import numpy as np
 from pandas import DataFrame, Series
-from scipy import stats
 
-from cao_lab.protocol import CONFIDENCE, PRODUCT_PRICE, PRODUCT_PRICE_ROW, stable_loss
-from cao_lab.reporting.logreader import RUN_KEY, ReportError, load_logs, load_runs
-
-__all__ = ["ReportError", "load_logs", "load_runs"]
+from cao_lab.facts import METHODS, suites_of
+from cao_lab.protocol import PRODUCT_PRICE, PRODUCT_PRICE_ROW, stable_loss
+from cao_lab.reporting.intervals import Interval, ratio_interval
+from cao_lab.reporting.logreader import RUN_KEY
 
 LABEL_KEY = RUN_KEY[:-1]
 TASK_KEY = RUN_KEY[:-2]
-WITHOUT_EPOCHS = ("lbfgs",)
-"""An epoch of these is several iterations, and compares with nobody's."""
+WITHOUT_EPOCHS = tuple(name for name, info in METHODS.items() if not info.has_epochs)
+STABILITY = suites_of(["stability"])
+UNITS = ["epoch", "seconds", "gradient_cost"]
+"""What the time to a threshold is counted in."""
 CURVES = ["train_loss", "train_accuracy", "test_loss", "test_accuracy"]
-
-
-@dataclass(frozen=True)
-class Interval:
-    """A mean and its confidence interval; with fewer than two values the ends are unknown (NaN)."""
-
-    center: float
-    low: float
-    high: float
-    count: int
-
-
-def interval(values: Sequence[float]) -> Interval:
-    """Return the mean of values with Student's t-interval."""
-    count = len(values)
-    center = float(np.mean(values)) if count else math.nan
-    if count < 2:
-        return Interval(center, math.nan, math.nan, count)
-    reach = t_quantile(count - 1) * float(np.std(values, ddof=1)) / math.sqrt(count)
-    return Interval(center, center - reach, center + reach, count)
-
-
-@cache
-def t_quantile(freedom: int) -> float:
-    """Return how many standard errors an interval reaches to either side."""
-    return float(stats.t.ppf((1 + CONFIDENCE) / 2, freedom))
-
-
-def ratio_interval(numerator: Series, denominator: Series) -> Interval:
-    """Return the geometric mean of per-seed ratios and its interval: exp of the t-interval of their logs."""
-    # A run that diverged can stand for infinity; then the ends are unknown, as they should be.
-    with np.errstate(invalid="ignore", divide="ignore"):
-        logs = interval([float(np.log(np.divide(left, right))) for left, right in paired(numerator, denominator)])
-        return Interval(float(np.exp(logs.center)), float(np.exp(logs.low)), float(np.exp(logs.high)), logs.count)
-
-
-def difference_interval(left: Series, right: Series) -> Interval:
-    """Return the mean of per-seed differences and its interval."""
-    return interval([first - second for first, second in paired(left, right)])
-
-
-def paired(left: Series, right: Series) -> list[tuple[float, float]]:
-    """Return the values of two series that share an index (the seed), where both have one."""
-    others = dict(zip(right.index, right, strict=True))
-    pairs = [(value, others.get(key, math.nan)) for key, value in zip(left.index, left, strict=True)]
-    return [pair for pair in pairs if not any(math.isnan(value) for value in pair)]
 
 
 def product_prices(bench: DataFrame) -> dict[str, float]:
@@ -79,26 +34,41 @@ def gradient_cost(epochs: DataFrame, prices: dict[str, float]) -> Series:
     return epochs["gradient_evaluations"] + price * epochs["hessian_products"].fillna(0)
 
 
-def first_epoch_below(epochs: DataFrame, threshold: float, prices: dict[str, float] = PRODUCT_PRICE) -> DataFrame:
-    """Return one row an ended run: when its train loss first was at or below the threshold, NaN if it never was.
+def ended_with_costs(epochs: DataFrame, prices: dict[str, float]) -> DataFrame:
+    """Return the epochs of ended runs with what each cost, and beside it the epoch before: all but the threshold."""
+    ended = epochs[epochs["has_ended"]].assign(gradient_cost=lambda table: gradient_cost(table, prices))
+    kept = ["run", *RUN_KEY, "budget", "optimizer", "train_loss", *UNITS]
+    ended = with_losses_at_their_time(ended)[kept]
+    return ended.join(ended.groupby("run")[["epoch", "train_loss", "seconds"]].shift().add_suffix("_before"))
+
+
+def first_epoch_below(ended: DataFrame, threshold: float) -> DataFrame:
+    """Return one row per run of `ended_with_costs`: when its train loss first was at or below the threshold, or NaN.
 
     `epoch`, `seconds` and `gradient_cost` count to the end of that epoch, as the paper does. `crossing_epoch` and
     `crossing_seconds` count to where the straight line from the epoch before meets the threshold; ratios are
     taken of these, because at ten epochs one whole epoch is as large as the margin of ten per cent.
     """
-    ended = epochs[epochs["has_ended"]].assign(gradient_cost=lambda table: gradient_cost(table, prices))
-    ended = with_losses_at_their_time(ended)
-    before = ended.groupby("run")[["epoch", "train_loss", "seconds"]].shift()
-    excess = (threshold - ended["train_loss"]) / (before["train_loss"] - ended["train_loss"])
+    hits = ended[ended["train_loss"] <= threshold].drop_duplicates("run")
+    excess = (threshold - hits["train_loss"]) / (hits["train_loss_before"] - hits["train_loss"])
     # Before the first epoch there is no point to draw the line from, nor after a loss that was not finite.
-    excess = excess.where(np.isfinite(before["train_loss"]), 0.0)
-    for unit in ("epoch", "seconds"):
-        ended[f"crossing_{unit}"] = ended[unit] - excess * (ended[unit] - before[unit]).fillna(0.0)
-    ended["crossing_epoch"] = ended["crossing_epoch"].where(~ended["optimizer"].isin(WITHOUT_EPOCHS))
-    units = ["epoch", "seconds", "gradient_cost", "crossing_epoch", "crossing_seconds"]
-    hits = ended[ended["train_loss"] <= threshold].drop_duplicates("run").set_index("run")[units]
+    excess = excess.where(np.isfinite(hits["train_loss_before"]), 0.0)
+    crossings = {
+        f"crossing_{unit}": hits[unit] - excess * (hits[unit] - hits[f"{unit}_before"]).fillna(0.0)
+        for unit in ("epoch", "seconds")
+    }
+    hits = hits.assign(**crossings)
+    hits["crossing_epoch"] = hits["crossing_epoch"].where(~hits["optimizer"].isin(WITHOUT_EPOCHS))
     runs = ended.drop_duplicates("run")[["run", *RUN_KEY, "budget"]]
-    return runs.join(hits, on="run").reset_index(drop=True)
+    return runs.join(hits.set_index("run")[[*UNITS, *crossings]], on="run").reset_index(drop=True)
+
+
+@dataclass(frozen=True)
+class Goal:
+    """A train loss to reach, and when each run first did."""
+
+    loss: float
+    hits: DataFrame
 
 
 def with_losses_at_their_time(epochs: DataFrame) -> DataFrame:
@@ -107,35 +77,59 @@ def with_losses_at_their_time(epochs: DataFrame) -> DataFrame:
     A full batch shows its loss before the epoch's only step: after the epochs before it, and one more gradient.
     """
     is_full_batch = epochs["steps_per_epoch"] == 1
-    units = ["epoch", "seconds", "gradient_cost"]
-    seen = epochs.groupby("run")[units].shift(fill_value=0.0)
+    seen = epochs.groupby("run")[UNITS].shift(fill_value=0.0)
     seen["gradient_cost"] += 1
-    return epochs.assign(**{unit: epochs[unit].where(~is_full_batch, seen[unit]) for unit in units})
+    return epochs.assign(**{unit: epochs[unit].where(~is_full_batch, seen[unit]) for unit in UNITS})
 
 
-def by_seed(rows: DataFrame, column: str) -> Series:
-    """Return one column of the runs of one label, with the seed as index."""
-    return Series(rows[column].to_numpy(), index=rows["seed"].to_numpy())
+def by_seed(rows: DataFrame, column: str) -> dict[int, float]:
+    """Return one column of the runs of one label by seed."""
+    return dict(zip(rows["seed"].tolist(), rows[column].tolist(), strict=True))
+
+
+def arrivals(hits: DataFrame) -> DataFrame:
+    """Return one row per label of one task: how many seeds reached the threshold, and when, over those that did."""
+    grouped = hits.groupby(LABEL_KEY)[UNITS]
+    mean, std = grouped.mean(), grouped.std()
+    table = DataFrame({"seeds": grouped.size(), "reached": grouped.count()["epoch"]})
+    columns = {f"{unit}_{name}": part[unit] for unit in UNITS for name, part in (("mean", mean), ("std", std))}
+    return table.assign(**columns).reset_index()
 
 
 def time_to_threshold(hits: DataFrame, baseline: str | None) -> DataFrame:
-    """Return one row a label of one task: how many seeds reached the threshold, when, and the speedup.
+    """Return one row per label of one task: how many seeds reached the threshold, when, and the speedup.
 
     The mean and std are over the seeds that reached it, and `reached` of `seeds` says how many those are. The
     speedup is the baseline's crossing over the label's, over seeds on which both reached the threshold.
     """
-    reference, rows = hits[hits["label"] == baseline], []
-    for key, group in hits.groupby(LABEL_KEY):
-        row = dict(zip(LABEL_KEY, key, strict=True)) | {"seeds": len(group), "reached": group["epoch"].count()}
-        for unit in ("epoch", "seconds", "gradient_cost"):
-            row |= {f"{unit}_mean": group[unit].mean(), f"{unit}_std": group[unit].std()}
-        for unit in ("epoch", "seconds"):
-            crossing = f"crossing_{unit}"
-            speedup = ratio_interval(by_seed(reference, crossing), by_seed(group, crossing))
+    crossings, table = crossings_by_label(hits), arrivals(hits)
+    rows = []
+    for label in table["label"]:
+        row: dict[str, float] = {}
+        for unit, speedup in speedups(crossings.get(baseline), crossings[label]).items():
             row |= {f"{unit}_speedup": speedup.center, f"{unit}_speedup_low": speedup.low}
             row |= {f"{unit}_speedup_high": speedup.high, f"{unit}_speedup_pairs": speedup.count}
         rows.append(row)
-    return DataFrame(rows)
+    return table.join(DataFrame(rows))
+
+
+Crossings: TypeAlias = Mapping[str, Mapping[int, float]]
+"""When a method crossed a threshold on each seed, in epochs and in seconds."""
+
+
+def crossings_by_label(hits: DataFrame) -> dict[str | None, Crossings]:
+    """Return the interpolated crossings of each method of one task."""
+    found: dict[str | None, dict[str, dict[int, float]]] = {}
+    columns = hits[["label", "seed", "crossing_epoch", "crossing_seconds"]]
+    for label, seed, epoch, seconds in columns.itertuples(index=False):
+        own = found.setdefault(label, {"epoch": {}, "seconds": {}})
+        own["epoch"][seed], own["seconds"][seed] = epoch, seconds
+    return dict(found)
+
+
+def speedups(reference: Crossings | None, own: Crossings) -> dict[str, Interval]:
+    """Return how many times sooner a method crosses than a reference, in epochs and in seconds."""
+    return {unit: ratio_interval(reference[unit] if reference else {}, own[unit]) for unit in own}
 
 
 def final_results(epochs: DataFrame) -> DataFrame:
@@ -194,11 +188,11 @@ def stability_edge(runs: DataFrame) -> Series:
 
 
 def stable_windows(epochs: DataFrame) -> DataFrame:
-    """Return, for each method and seed of `stable-range`, the largest rate that worked and the next that did not.
+    """Return, for each method and seed that searched for it, the largest rate that worked and the next that did not.
 
     A method is an optimizer with its rank and momentum; a rate α/η worked if the run fell below the declared loss.
     """
-    tried = epochs[(epochs["suite"] == "stable-range") & epochs["has_ended"]].copy()
+    tried = epochs[epochs["suite"].isin(STABILITY) & epochs["has_ended"]].copy()
     tried["rate"] = effective_rate(tried)
     tried["target"] = tried["task"].map({task: stable_loss(task) for task in tried["task"].unique()})
     tried["worked"] = (tried["train_loss"] < tried["target"]) & (tried["status"] == "finished")
@@ -220,7 +214,7 @@ def predicted_windows(epochs: DataFrame, refreshes: DataFrame) -> DataFrame:
     Taken from the run at the largest rate that worked: `predicted_first` is the limit at the start of training,
     `predicted_median` the median over the run, whose eigenvalues change.
     """
-    watched = refreshes[refreshes["suite"] == "stable-range"]
+    watched = refreshes[refreshes["suite"].isin(STABILITY)]
     limits = quadratic_limit(watched).groupby([watched["run"], watched["step"]]).min().groupby("run")
     windows = stable_windows(epochs)
     run = windows["run"]
@@ -232,18 +226,17 @@ def quadratic_limit(eigenvalues: DataFrame) -> Series:
 
     Outside the sketch the step is (α/η)·λ, and less than 2 gives 2/λ; inside it is αλ/(λ + η), which gives 2/λ + 2/η.
     """
-    is_captured = eigenvalues["is_captured"].astype(str).str.lower() == "true"
+    is_captured = eigenvalues["is_captured"].astype(bool)
     outside = 2 / eigenvalues["eigenvalue"].where(eigenvalues["eigenvalue"] > 0, 0.0)
     return outside + (2 / eigenvalues["damping"]).where(is_captured, 0.0)
 
 
-def sensitivity(epochs: DataFrame, threshold: float) -> DataFrame:
-    """Return one row a run of a sweep over damping × refresh interval: epochs to threshold, accuracy, seconds."""
-    swept = epochs[epochs["suite"] == "sensitivity"]
-    cells = first_epoch_below(swept, threshold).drop(columns="seconds")
-    knobs = swept.drop_duplicates("run").set_index("run")[["damping", "refresh_every"]]
-    finals = final_results(swept)[[*RUN_KEY, "test_accuracy", "status"]]
-    cells = cells.join(knobs, on="run").merge(finals, on=RUN_KEY).merge(run_costs(swept), on=["run", *RUN_KEY])
+def sensitivity(epochs: DataFrame, hits: DataFrame) -> DataFrame:
+    """Return one row per run of a sweep over damping × refresh interval: epochs to threshold, accuracy, seconds."""
+    knobs = epochs.drop_duplicates("run").set_index("run")[["damping", "refresh_every"]]
+    finals = final_results(epochs)[[*RUN_KEY, "test_accuracy", "status"]]
+    cells = hits.drop(columns="seconds").join(knobs, on="run")
+    cells = cells.merge(finals, on=RUN_KEY).merge(run_costs(epochs), on=["run", *RUN_KEY])
     return cells.sort_values(["task", "damping", "refresh_every", "seed"], ignore_index=True)
 
 

@@ -14,21 +14,14 @@ from dataclasses import dataclass
 import numpy as np
 from pandas import DataFrame, Series
 
-from cao_lab.protocol import ACCURACY_MARGIN, EARLY_SHARE, JUDGED_SUITES, PAPER_TASK, RATIO_MARGIN
-from cao_lab.reporting.analysis import (
-    Interval,
-    difference_interval,
-    final_results,
-    interval,
-    ratio_interval,
-    run_costs,
-    sensitivity,
-    stable_windows,
-)
+from cao_lab.facts import PAPER_MODELS, PAPER_TASK, SuiteKind, judged_datasets, suites_of
+from cao_lab.protocol import ACCURACY_MARGIN, EARLY_SHARE, RATIO_MARGIN
+from cao_lab.reporting.analysis import final_results, run_costs, sensitivity, stable_windows
+from cao_lab.reporting.intervals import Interval, difference_interval, interval, ratio_interval
 from cao_lab.reporting.logreader import RUN_KEY
+from cao_lab.reporting.setting import Setting
 from cao_lab.reporting.verdicts import (
     Finding,
-    Setting,
     Verdict,
     all_of,
     bounded_ratio,
@@ -49,8 +42,9 @@ class Claim:
     name: str
     statement: str
     judge: Callable[[Setting], Finding]
-    suites: tuple[str, ...] = JUDGED_SUITES
-    tasks: tuple[str, ...] = ("cifar10", "cifar100", "digits")
+    kinds: tuple[SuiteKind, ...] = ("comparison", "tuned")
+    """The kinds of suites in which it is judged; the others ask questions of their own."""
+    tasks: tuple[str, ...] = judged_datasets()
     """How the names of the tasks begin on which it is judged."""
 
     @property
@@ -232,7 +226,8 @@ def refresh_effect(setting: Setting) -> Finding:
 
 def ends_ratio(setting: Setting, knob: str, unit: str) -> Interval:
     """Return a quantity at a knob's largest value over that at its smallest, paired over all else."""
-    cells = sensitivity(setting.epochs, setting.thresholds.primary if setting.thresholds else math.nan)
+    level = setting.thresholds.primary if setting.thresholds else math.nan
+    cells = sensitivity(setting.epochs, setting.hits(level))
     other = "refresh_every" if knob == "damping" else "damping"
     high, low = (cells[cells[knob] == end].set_index([other, "seed"]) for end in (cells[knob].max(), cells[knob].min()))
     if cells[knob].nunique() < 2:
@@ -258,7 +253,7 @@ def positive_definite(setting: Setting) -> Finding:
     paper writes it is not positive definite; holds if there were refreshes and none did so.
     """
     rows = setting.refreshes
-    captured = rows["is_captured"].astype(str).str.lower() == "true"
+    captured = rows["is_captured"].astype(bool)
     rows = rows[captured & (rows["curvature"] != "gauss-newton") & (rows["optimizer"] == "cao")]
     if rows.empty:
         return untested("CAO with refreshes")
@@ -290,11 +285,11 @@ def stable_range(setting: Setting) -> Finding:
     return Finding(verdict, f"largest working α/η, best k ≥ 1 over k = 0: {said(ratio)}")
 
 
-CIFAR = ("cifar10", "cifar100")
+CIFAR = judged_datasets(PAPER_MODELS)
 CLAIMS = (
     Claim("speed", "CAO (k = 1) reaches the train-loss threshold in fewer epochs than Adam.", speed),
     Claim("factor", "On CIFAR-100 with ResNet-18, loss 0.75, it does so 2.95 times sooner (19 against 56 epochs).",
-          factor, tasks=("cifar100-resnet18",)),
+          factor, tasks=(PAPER_TASK,)),
     Claim("threshold range", "The speedup over Adam holds at thresholds from 0.6 to 1.0, not only at 0.75 "
           "(0.9: 16 against 31 epochs, 1.0: 14 against 23).", threshold_range),
     Claim("early loss", "CAO's train loss lies below SGD's and Adam's, early in training and on every network.",
@@ -305,13 +300,13 @@ CLAIMS = (
     Claim("time", "An epoch of CAO (k = 1) takes 1.18 times as long as one of SGD.", time_overhead),
     Claim("memory", "CAO (k = 1) needs 2.4 times the peak memory of SGD.", memory_overhead),
     Claim("damping", "A larger damping η slows progress (η from 0.001 to 0.1).", damping_effect,
-          ("sensitivity",), CIFAR),
+          ("sweep",), CIFAR),
     Claim("refresh", "The refresh interval m trades cost against freshness (m from 200 to 800).", refresh_effect,
-          ("sensitivity",), CIFAR),
-    Claim("stability", "CAO does not diverge on these tasks.", no_divergence, ("paper", "sensitivity", "mini", "demo")),
+          ("sweep",), CIFAR),
+    Claim("stability", "CAO does not diverge on these tasks.", no_divergence, ("comparison", "sweep")),
     Claim("positive definite", "Damping η > 0 keeps P positive definite, also under negative curvature.",
-          positive_definite, ("paper", "sensitivity", "mini", "mini-tuned", "demo")),
-    Claim("stable range", "Preconditioning widens the range of stable step sizes.", stable_range, ("stable-range",)),
+          positive_definite, ("comparison", "sweep", "tuned")),
+    Claim("stable range", "Preconditioning widens the range of stable step sizes.", stable_range, ("stability",)),
 )  # fmt: skip
 
 
@@ -322,10 +317,10 @@ def audit(found: list[Setting]) -> DataFrame:
     """
     rows = []
     for claim in CLAIMS:
-        fitting = [one for one in found if one.suite in claim.suites and one.task.startswith(claim.tasks)]
-        home = claim.suites[0]
+        fitting = [one for one in found if one.kind in claim.kinds and one.task.startswith(claim.tasks)]
+        home = suites_of(claim.kinds)[0]
         if not any(one.suite == home for one in fitting):
-            task = PAPER_TASK if home != "stable-range" else "any task"
+            task = "any task" if claim.kinds == ("stability",) else PAPER_TASK
             rows.append((claim, home, task, Finding(Verdict.UNTESTED, f"no logs of suite {home}")))
         rows += [(claim, one.suite, one.task, claim.judge(one)) for one in fitting]
     columns = ["claim", "statement", "rule", "suite", "task", "verdict", "evidence"]

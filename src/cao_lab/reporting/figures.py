@@ -10,13 +10,15 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 from pandas import DataFrame
 
-from cao_lab.reporting.analysis import first_epoch_below, seed_band, stability_edge
+from cao_lab.facts import method_info
+from cao_lab.reporting.analysis import Goal, seed_band, stability_edge
+from cao_lab.reporting.names import method_name
 from cao_lab.reporting.palette import Stroke, in_order, strokes
-from cao_lab.reporting.tables import method_name
 
 STYLE = Path(__file__).with_name("cao.mplstyle")
 LEGEND_WIDTH = 28
 """Letters that fit beside the axes."""
+LARGEST_DRAWN = 1e150
 PLAIN_NUMBERS = StrMethodFormatter("{x:g}")
 styled = matplotlib.style.context(STYLE)
 AXES = {
@@ -27,20 +29,20 @@ AXES = {
 
 @styled
 def curve_figure(
-    runs: DataFrame, column: str, x: str = "epoch", threshold: float | None = None, last_epoch: float | None = None
+    runs: DataFrame, column: str, x: str = "epoch", goal: Goal | None = None, last_epoch: float | None = None
 ) -> Figure:
     """Draw a quantity over training: mean over seeds with a band of one standard deviation, single seeds thin.
 
     The mean ends where the first seed ends; a single seed is marked †, a run that diverged ends in a cross. With a
-    threshold, a dot marks the mean first-hit epoch, hollow if not every seed reached it.
+    goal, a dot marks the mean first-hit epoch, hollow if not every seed reached it.
     """
     figure = Figure()
     axes = figure.add_subplot()
-    shown = runs if last_epoch is None else runs[runs["epoch"] <= last_epoch]
+    shown = drawable(runs if last_epoch is None else runs[runs["epoch"] <= last_epoch], column)
     for name, stroke in strokes(runs).items():
         draw_method(axes, shown[shown["name"] == name], column, x, stroke)
-    if threshold is not None:
-        draw_threshold(axes, runs, x, threshold, last_epoch)
+    if goal is not None:
+        draw_goal(axes, runs, x, goal, last_epoch)
     if column.endswith("loss") and (shown[column] > 0).all() and spans_decades(shown[column].to_numpy()):
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter(PLAIN_NUMBERS)
@@ -53,6 +55,11 @@ def curve_figure(
     return figure
 
 
+def drawable(rows: DataFrame, column: str) -> DataFrame:
+    """Return rows in which numbers so large that an axis would overflow are infinite, and so not drawn."""
+    return rows.assign(**{column: rows[column].mask(rows[column].abs() > LARGEST_DRAWN, np.inf)})
+
+
 def spans_decades(values: np.ndarray) -> bool:
     """Say whether positive values spread over more than a factor of 30."""
     finite = values[np.isfinite(values)]
@@ -61,7 +68,12 @@ def spans_decades(values: np.ndarray) -> bool:
 
 def title(runs: DataFrame) -> str:
     """Return what the runs are about: task and suite."""
-    return f"{runs['task'].iloc[0]}  ({runs['suite'].iloc[0]})"
+    return plain(f"{runs['task'].iloc[0]}  ({runs['suite'].iloc[0]})")
+
+
+def plain(name: str) -> str:
+    """Return a name in which matplotlib finds no mathematics."""
+    return name.replace("$", r"\$")
 
 
 def draw_method(axes: Axes, runs: DataFrame, column: str, x: str, stroke: Stroke) -> None:
@@ -77,7 +89,7 @@ def draw_method(axes: Axes, runs: DataFrame, column: str, x: str, stroke: Stroke
         if run["status"].iloc[0] == "diverged":
             axes.plot(run[x].iloc[-1], run[column].iloc[-1], marker="x", color=stroke.colour, linestyle="none")
     band = seed_band(runs, column, x)
-    label = f"{runs['name'].iloc[0]}{' †' if seeds == 1 else ''}"
+    label = plain(f"{runs['name'].iloc[0]}{' †' if seeds == 1 else ''}")
     order = 2.0 if stroke.is_dashed else 2.5
     axes.plot(band["x"], band["mean"], color=stroke.colour, linestyle=dash, label=label, zorder=order)
     if seeds > 1:
@@ -85,27 +97,27 @@ def draw_method(axes: Axes, runs: DataFrame, column: str, x: str, stroke: Stroke
         axes.fill_between(band["x"], low, high, color=stroke.colour, alpha=0.15, linewidth=0)
 
 
-def draw_threshold(axes: Axes, runs: DataFrame, x: str, threshold: float, last_epoch: float | None) -> None:
-    """Draw the threshold and, on it, where each method first reached it."""
-    axes.axhline(threshold, color="#444444", linewidth=0.8, linestyle=(0, (2, 2)))
-    hits = first_epoch_below(runs, threshold).merge(runs.drop_duplicates("run")[["run", "name"]], on="run")
+def draw_goal(axes: Axes, runs: DataFrame, x: str, goal: Goal, last_epoch: float | None) -> None:
+    """Draw the loss to reach and, on it, where each method first reached it."""
+    axes.axhline(goal.loss, color="#444444", linewidth=0.8, linestyle=(0, (2, 2)))
+    hits = goal.hits.merge(runs.drop_duplicates("run")[["run", "name"]], on="run")
     for name, stroke in strokes(runs).items():
         own = hits.loc[hits["name"] == name, x]
         place = own.mean()
         if own.count() and (last_epoch is None or place <= last_epoch):
             face = stroke.colour if own.notna().all() else "white"
             order = 3.0 if stroke.is_dashed else 3.5
-            axes.plot(place, threshold, "o", markersize=5.5, color=stroke.colour, markerfacecolor=face, zorder=order)
+            axes.plot(place, goal.loss, "o", markersize=5.5, color=stroke.colour, markerfacecolor=face, zorder=order)
 
 
-def train_loss_figure(runs: DataFrame, threshold: float | None = None, last_epoch: float | None = None) -> Figure:
+def train_loss_figure(runs: DataFrame, goal: Goal | None = None, last_epoch: float | None = None) -> Figure:
     """Draw train loss over epochs, to the end or in an early window."""
-    return curve_figure(runs, "train_loss", threshold=threshold, last_epoch=last_epoch)
+    return curve_figure(runs, "train_loss", goal=goal, last_epoch=last_epoch)
 
 
-def rank_ablation_figure(runs: DataFrame, threshold: float | None = None) -> Figure:
+def rank_ablation_figure(runs: DataFrame, goal: Goal | None = None) -> Figure:
     """Draw train loss for CAO's ranks, everything else as in its main setting."""
-    return train_loss_figure(rank_ablation(runs), threshold)
+    return train_loss_figure(rank_ablation(runs), goal)
 
 
 def rank_ablation(runs: DataFrame) -> DataFrame:
@@ -116,9 +128,9 @@ def rank_ablation(runs: DataFrame) -> DataFrame:
     return kept[(rest == rest.mode().iloc[0]).all(axis=1)] if len(kept) else kept
 
 
-def wall_clock_figure(runs: DataFrame, threshold: float | None = None) -> Figure:
+def wall_clock_figure(runs: DataFrame, goal: Goal | None = None) -> Figure:
     """Draw train loss over seconds of training."""
-    return curve_figure(runs, "train_loss", x="seconds", threshold=threshold)
+    return curve_figure(runs, "train_loss", x="seconds", goal=goal)
 
 
 @styled
@@ -136,8 +148,8 @@ def eigenvalue_figure(refreshes: DataFrame, largest: int = 6) -> Figure:
     figure.subplots_adjust(left=0.1, right=0.97, bottom=0.5 / height, top=1 - 0.6 / height, wspace=0.08, hspace=0.25)
     grid = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
     for axes, name in zip(grid.flat, names, strict=False):
-        draw_eigenvalues(axes, refreshes[refreshes["name"] == name])
-        axes.set_title(name, fontsize=8.5)
+        draw_eigenvalues(axes, drawable(refreshes[refreshes["name"] == name], "eigenvalue"))
+        axes.set_title(plain(name), fontsize=8.5)
     for axes in list(grid.flat)[len(names) :]:
         axes.set_axis_off()
     figure.supxlabel("epochs", fontsize=9)
@@ -149,14 +161,14 @@ def eigenvalue_figure(refreshes: DataFrame, largest: int = 6) -> Figure:
 def draw_eigenvalues(axes: Axes, rows: DataFrame) -> None:
     """Draw the eigenvalues of one method and the edge of stability."""
     shades = matplotlib.colormaps["plasma"]
-    captured = rows["is_captured"].astype(str).str.lower() == "true"
+    captured = rows["is_captured"].astype(bool)
     for index, group in rows.groupby("index"):
         mean = group.groupby("epoch")["eigenvalue"].mean()
         colour = shades(0.1 + 0.12 * (float(str(index)) - 1)) if captured[group.index].any() else "#9aa0a6"
         axes.plot(mean.index, mean, color=colour, linewidth=1.2)
         axes.annotate(f"λ{float(str(index)):.0f}", (mean.index[-1], mean.iloc[-1]), color=colour, fontsize=7)
     edge = stability_edge(rows).iloc[0]
-    if rows["optimizer"].iloc[0] in ("sgd", "cao") and np.isfinite(edge):
+    if method_info(rows["optimizer"].iloc[0]).has_edge and np.isfinite(edge):
         axes.axhline(edge, color="#444444", linewidth=0.9, linestyle=(0, (4, 2)))
         axes.annotate("2(1+β)/α", (0, edge), fontsize=7, color="#444444", va="bottom")
     axes.set_yscale("symlog", linthresh=1.0)
@@ -173,7 +185,7 @@ def stable_window_figure(windows: DataFrame) -> Figure:
     figure = Figure(figsize=(8.0, 1.8 + 0.2 * windows.groupby("task").size().max()), layout="constrained")
     for axes, task in zip(figure.subplots(1, len(tasks), squeeze=False).flat, tasks, strict=True):
         rows = windows[windows["task"] == task]
-        methods = [method_name(row) for _, row in rows.iterrows()]
+        methods = [plain(method_name(row)) for _, row in rows.iterrows()]
         distinct = list(dict.fromkeys(methods))
         seeds = sorted(rows["seed"].unique())
         shift = {seed: 0.25 * (place - (len(seeds) - 1) / 2) for place, seed in enumerate(seeds)}
@@ -184,7 +196,7 @@ def stable_window_figure(windows: DataFrame) -> Figure:
         axes.plot(rows["smallest_unstable"], places, "x", color="#555555", label="next that fails")
         axes.plot(rows["predicted_first"], places, "<", color="#1565c0", mfc="none", label="predicted at the start")
         axes.plot(rows["predicted_median"], places, "D", color="#1565c0", mfc="none", label="predicted over the run")
-        axes.set(xscale="log", xlabel="effective rate α/η", title=task)
+        axes.set(xscale="log", xlabel="effective rate α/η", title=plain(task))
         axes.set_yticks(range(len(distinct)), distinct)
         axes.invert_yaxis()
     figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=4)

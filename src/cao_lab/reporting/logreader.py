@@ -1,45 +1,36 @@
 """A folder of logs as tables: what ran, what every epoch gave, and what is missing or broken."""
 
-import csv
-import json
-import re
-from collections.abc import Callable, Iterable, Iterator
+import os
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 from pandas import DataFrame
 
-from cao_lab.protocol import PROBING_SUITES, final_train_losses
+from cao_lab.facts import SEARCHING, suites_of
+from cao_lab.log.checks import one_line
+from cao_lab.log.header import read_run
+from cao_lab.log.reading import Rows, read_rows
+from cao_lab.log.records import EpochRecord, LogError, Record, RefreshRecord, RunRecord, columns
+from cao_lab.protocol import final_train_losses
+from cao_lab.reporting.beside import load_bench, load_theory
+from cao_lab.reporting.names import display_names
 
-FORMAT = 1
 RUN_KEY = ["suite", "task", "label", "seed"]
 ENDED = ("finished", "diverged")
-EPOCH_COLUMNS = [
-    "epoch", "step", "train_loss", "train_accuracy", "test_loss", "test_accuracy", "lr", "train_seconds",
-    "peak_memory_mib", "peak_memory_source", "gradient_evaluations", "hessian_products", "refreshes",
-]  # fmt: skip
-REFRESH_COLUMNS = [
-    "step", "epoch", "index", "eigenvalue", "residual", "is_captured", "damping", "hessian_products",
-]  # fmt: skip
 OPTIMIZER_FIELDS = {
     "name": "optimizer", "lr": "base_lr", "momentum": "momentum", "rank": "rank", "damping": "damping",
-    "refresh_every": "refresh_every", "scaling": "scaling", "sketch": "sketch", "nesterov": "nesterov",
+    "refresh_every": "refresh_every", "scaling": "scaling", "sketch": "sketch",
 }  # fmt: skip
-CONFIG_FIELDS = {"dataset": "dataset", "model": "model", "epochs": "budget", "curvature": "curvature"}
 NUMBERS = ["seed", "base_lr", "momentum", "rank", "damping", "refresh_every", "budget", "steps_per_epoch"]
-
-
 BESIDE = [
     *RUN_KEY, "name", "status", "has_ended", "budget", "optimizer", "base_lr", "momentum", "rank", "damping",
     "refresh_every", "scaling", "sketch", "curvature", "steps_per_epoch",
 ]  # fmt: skip
-TEXTS = ("peak_memory_source", "is_captured")
-NAMES = {
-    "cao": "CAO", "sgd": "SGD", "adam": "Adam", "adamw": "AdamW", "lbfgs": "L-BFGS", "adahessian": "AdaHessian",
-    "soap": "SOAP", "muon": "Muon",
-}  # fmt: skip
+NOT_NUMBERS = ("peak_memory_source", "is_captured")
 
 
 class ReportError(Exception):
@@ -51,11 +42,11 @@ class Logs:
     """Everything that a folder of logs holds."""
 
     runs: DataFrame
-    """One row a run: its path, configuration, provenance and state."""
+    """One row per run: its configuration, provenance and state."""
     epochs: DataFrame
-    """One row an epoch of a run, with the run's columns repeated, and `seconds` since its start."""
+    """One row per epoch of a run, with the run's columns repeated, and `seconds` since its start."""
     refreshes: DataFrame
-    """One row an eigenvalue, with the run's columns repeated."""
+    """One row per eigenvalue, with the run's columns repeated."""
     theory: DataFrame
     bench: DataFrame
     missing: tuple[str, ...]
@@ -65,68 +56,79 @@ class Logs:
 def load_logs(folder: Path) -> Logs:
     """Read every run below a folder; a damaged run costs itself and a sentence, never the report."""
     missing: list[str] = []
-    found = [run for path in run_folders(folder) if (run := load_run(path, folder, missing)) is not None]
+    found = [run for path in run_folders(folder, missing) if (run := load_run(path, folder, missing)) is not None]
     if not found:
         hint = f" ({missing[0]})" if missing else ""
-        raise ReportError(f"no runs in {folder}{hint}: run `cao suite demo` first, or name another folder")
+        where = one_line(f"{folder}{hint}")
+        raise ReportError(f"no runs in {where}: run `cao suite demo` first, or name another folder")
     found.sort(key=lambda run: [run.row[key] for key in RUN_KEY])
     found = list(without_copies(found, missing))
     runs = DataFrame([run.row for run in found])
-    runs["name"] = display_names(runs)
+    runs["name"] = display_names([run.record for run in found])
     runs[NUMBERS] = runs[NUMBERS].apply(pd.to_numeric, errors="coerce")
-    epochs = stacked([run.epochs for run in found], EPOCH_COLUMNS, runs)
+    epochs = stacked([run.epochs for run in found], EpochRecord, runs)
     epochs["seconds"] = epochs.groupby("run")["train_seconds"].cumsum()
     runs = with_progress(runs, epochs)
     missing += [*unfinished(runs), *missing_seeds(runs)]
-    refreshes = stacked([run.refreshes for run in found], REFRESH_COLUMNS, runs)
+    refreshes = stacked([run.refreshes for run in found], RefreshRecord, runs)
     theory, bench = load_theory(folder, missing), load_bench(folder, missing)
-    return Logs(runs, epochs, refreshes, theory, bench, tuple(missing))
+    return Logs(runs, epochs, refreshes, theory, bench, tuple(one_line(sentence) for sentence in missing))
 
 
-def load_runs(folder: Path) -> DataFrame:
-    """Return the tidy table of all runs: one row an epoch, with the run's configuration beside it."""
-    return load_logs(folder).epochs
-
-
-def run_folders(folder: Path) -> list[Path]:
+def run_folders(folder: Path, missing: list[str]) -> list[Path]:
     """Return the folders below that hold a part of a run, in a fixed order."""
     if not folder.is_dir():
-        raise ReportError(f"{folder} is not a folder: name the one that holds the logs")
-    return sorted({path.parent for name in ("run.json", "epochs.csv") for path in folder.rglob(name)})
+        raise ReportError(f"{one_line(str(folder))} is not a folder: name the one that holds the logs")
+
+    def note(error: OSError) -> None:
+        missing.append(f"{Path(error.filename).relative_to(folder)} cannot be read ({error.strerror}), left out")
+
+    walk = os.walk(folder, onerror=note)
+    return sorted(Path(path) for path, *names in walk if {"run.json", "epochs.csv"} & {*names[0], *names[1]})
 
 
 @dataclass(frozen=True)
-class RunFiles:
-    """One run as its files tell it, numbers still text."""
+class LoadedRun:
+    """One run as its files tell it."""
 
     name: str
     """Its folder."""
+    record: RunRecord
     row: dict[str, Any]
-    epochs: list[list[str]]
-    refreshes: list[list[str]]
+    epochs: Sequence[EpochRecord]
+    refreshes: Sequence[RefreshRecord]
 
 
-def load_run(path: Path, folder: Path, missing: list[str]) -> RunFiles | None:
-    """Return what a run's folder holds, or nothing if what the run was cannot be known."""
+def load_run(path: Path, folder: Path, missing: list[str]) -> LoadedRun | None:
+    """Return what a run's folder holds, or nothing if a part of it cannot be trusted."""
     name = path.relative_to(folder).as_posix()
     try:
-        row = run_row(json.loads((path / "run.json").read_text(encoding="utf-8")))
-    except FileNotFoundError:
-        missing.append(f"{name}: no run.json, left out")
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        missing.append(f"{name}: run.json cannot be read ({error or type(error).__name__}), left out")
-    else:
-        epochs = load_rows(path / "epochs.csv", EPOCH_COLUMNS, name, missing)
-        if row["status"] == "finished" and [one[0] for one in epochs] != [str(n + 1) for n in range(row["budget"])]:
-            row["has_ended"] = False
-            missing.append(
-                f"{name}: finished, but epochs.csv is not whole ({len(epochs)} of {row['budget']} epochs), left out"
-            )
-        return RunFiles(name, row, epochs, load_rows(path / "refreshes.csv", REFRESH_COLUMNS, name, missing))
-    return None
+        record = read_run(path)
+        epochs = read_rows(path / "epochs.csv", EpochRecord)
+        refreshes = read_rows(path / "refreshes.csv", RefreshRecord)
+    except LogError as error:
+        missing.append(f"{name}: {error}, left out")
+        return None
+    missing += [f"{name}: the last line of {file} is torn, dropped" for file in torn(epochs, refreshes)]
+    row = run_row(record)
+    if record.status == "finished" and not is_whole(epochs.records, record.epochs):
+        row["has_ended"] = False
+        done = f"{len(epochs.records)} of {record.epochs} epochs"
+        missing.append(f"{name}: finished, but epochs.csv is not whole ({done}), left out")
+    return LoadedRun(name, record, row, epochs.records, refreshes.records)
 
 
-def without_copies(runs: Iterable[RunFiles], missing: list[str]) -> Iterator[RunFiles]:
+def torn(epochs: Rows[EpochRecord], refreshes: Rows[RefreshRecord]) -> list[str]:
+    """Return the files of a run of which the last line was dropped."""
+    return ["epochs.csv"] * epochs.is_torn + ["refreshes.csv"] * refreshes.is_torn
+
+
+def is_whole(epochs: Sequence[EpochRecord], budget: int) -> bool:
+    """Say whether there is a row for each epoch of the budget."""
+    return len(epochs) == budget and [row.epoch for row in epochs] == list(range(1, budget + 1))
+
+
+def without_copies(runs: Iterable[LoadedRun], missing: list[str]) -> Iterator[LoadedRun]:
     """Yield each run once: the copy of a run, in a backup say, is no further seed."""
     seen: dict[tuple[Any, ...], str] = {}
     for run in runs:
@@ -138,67 +140,28 @@ def without_copies(runs: Iterable[RunFiles], missing: list[str]) -> Iterator[Run
             yield run
 
 
-def run_row(header: dict[str, Any]) -> dict[str, Any]:
+def run_row(run: RunRecord) -> dict[str, Any]:
     """Flatten run.json into one row; fields of other optimizers are empty."""
-    if header["format"] != FORMAT:
-        raise ValueError(f"format {header['format']}, this reader knows {FORMAT}")
-    config, optimizer = header["config"], header["config"]["optimizer"]
-    row = {key: header[key] for key in RUN_KEY} | {"seed": int(header["seed"]), "status": header["status"]}
-    row |= {column: optimizer.get(field) for field, column in OPTIMIZER_FIELDS.items()}
-    row |= {column: config.get(field) for field, column in CONFIG_FIELDS.items()}
+    row = {key: getattr(run, key) for key in (*RUN_KEY, "status", "curvature", "steps_per_epoch")}
+    row |= {column: run.optimizer.get(field) for field, column in OPTIMIZER_FIELDS.items()}
     # A CAO log from before a control existed means the control's neutral value.
     if row["optimizer"] == "cao":
         row |= {"sketch": row["sketch"] or "top", "momentum": row["momentum"] or 0.0}
-    for key in ("command", "git_commit", "device", "threads", "message", "parameters", "steps_per_epoch"):
-        row[key] = header.get(key)
-    row["versions"] = ", ".join(f"{name} {version}" for name, version in (header.get("versions") or {}).items())
-    return row | {"has_ended": header["status"] in ENDED}
+    row |= {key: getattr(run, key) for key in ("command", "git_commit", "device", "message")}
+    row["versions"] = ", ".join(f"{name} {version}" for name, version in run.versions.items())
+    return row | {"budget": run.epochs, "has_ended": run.status in ENDED}
 
 
-def display_names(runs: DataFrame) -> list[str]:
-    """Return what to call each run's method: its label without the fields that its siblings share.
-
-    Siblings are the runs of the same optimizer on the same task; CAO always keeps its rank.
-    """
-    # A field starts with its name, followed by `=` or a digit: `sketch=projected-out` and `lr1e-05` stay whole.
-    fields = [re.split(r"-(?=[a-z_]+(?:=|\d))", str(label))[1:] for label in runs["label"]]
-    siblings = [tuple(key) for key in runs[["suite", "task", "optimizer"]].to_numpy()]
-    names = []
-    for own, key, optimizer in zip(fields, siblings, runs["optimizer"], strict=True):
-        shared = set.intersection(*(set(other) for other, its in zip(fields, siblings, strict=True) if its == key))
-        rank = [f"k={field.removeprefix('rank')}" for field in own if re.fullmatch(r"rank\d+", field)]
-        kept = [spelled(field) for field in own if field not in shared and not re.fullmatch(r"rank\d+", field)]
-        names.append(" ".join([NAMES.get(str(optimizer), str(optimizer)), *rank]) + "".join(f", {one}" for one in kept))
-    return names
-
-
-def spelled(field: str) -> str:
-    """Return `sketch=random` as "sketch random" and `lr0.1` as "lr 0.1"."""
-    return re.sub(r"^([a-z_]+)=?", lambda match: match[1].replace("_", " ") + " ", field)
-
-
-def load_rows(path: Path, columns: list[str], name: str, missing: list[str]) -> list[list[str]]:
-    """Read a CSV of which the last line may be torn, which is dropped: its last number may lack digits."""
-    text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
-    whole, _, rest = text.rpartition("\n")
-    if rest:
-        missing.append(f"{name}: the last line of {path.name} is torn, dropped")
-    header, *rows = csv.reader(whole.splitlines()) if whole else [[]]
-    places = [header.index(column) if column in header else len(header) for column in columns]
-    return [[[*row, ""][place] for place in places] for row in rows if len(row) == len(header)]
-
-
-def stacked(tables: list[list[list[str]]], columns: list[str], runs: DataFrame) -> DataFrame:
-    """Stack the runs' rows, make them numbers, and put each run's number (`run`) and configuration beside them."""
+def stacked(tables: Sequence[Sequence[Record]], record: type[Record], runs: DataFrame) -> DataFrame:
+    """Stack the runs' rows, and put each run's number (`run`) and configuration beside them."""
+    own = columns(record)
     numbers = [number for number, rows in enumerate(tables) for _ in rows]
-    table = DataFrame([row for rows in tables for row in rows], columns=columns)
-    for column in columns:
-        if column not in TEXTS:
-            table[column] = pd.to_numeric(table[column], errors="coerce").astype(float)
+    table = DataFrame([attrgetter(*own)(row) for rows in tables for row in rows], columns=own)
+    table = table.astype({column: float for column in own if column not in NOT_NUMBERS})
     # A refresh has a damping of its own, which under `damping="auto"` is the only one.
-    beside = [column for column in BESIDE if column not in columns]
+    beside = [column for column in BESIDE if column not in own]
     configured = runs[beside].iloc[numbers].reset_index(drop=True)
-    return pd.concat([table.assign(run=numbers), configured], axis=1).dropna(subset="epoch", ignore_index=True)
+    return pd.concat([table.assign(run=numbers), configured], axis=1)
 
 
 def with_progress(runs: DataFrame, epochs: DataFrame) -> DataFrame:
@@ -217,39 +180,10 @@ def unfinished(runs: DataFrame) -> Iterator[str]:
 
 def missing_seeds(runs: DataFrame) -> Iterator[str]:
     """Say which seeds a label lacks that others of its task have; suites that search vary them on purpose."""
-    searched = runs["suite"].isin(PROBING_SUITES)
+    searched = runs["suite"].isin(suites_of(SEARCHING))
     for (suite, task), group in runs[~searched].groupby(["suite", "task"]):
         seeds = set(group["seed"])
         for label, own in group.groupby("label")["seed"]:
             if absent := sorted(seeds - set(own)):
                 numbers = ", ".join(str(seed) for seed in absent)
                 yield f"{suite}/{task}/{label}: {len(own)} of {len(seeds)} seeds, without {numbers}"
-
-
-def load_theory(folder: Path, missing: list[str]) -> DataFrame:
-    """Return the theory's table, empty if `cao theory` has not been run."""
-    return read_beside(folder / "theory.csv", pd.read_csv, missing)
-
-
-def load_bench(folder: Path, missing: list[str]) -> DataFrame:
-    """Return the benchmark's rows, empty if `cao bench` has not been run."""
-    return read_beside(folder / "bench.json", read_bench, missing)
-
-
-def read_bench(path: Path) -> DataFrame:
-    """Return the rows that have a name and a value."""
-    rows = DataFrame(json.loads(path.read_text(encoding="utf-8")))
-    if not {"name", "value"} <= set(rows.columns):
-        raise ValueError("its rows have no name and value")
-    return rows.assign(value=pd.to_numeric(rows["value"])).dropna(subset="value")
-
-
-def read_beside(path: Path, read: Callable[[Path], DataFrame], missing: list[str]) -> DataFrame:
-    """Read a table that lies beside the runs; one that is not there is empty, a broken one costs a sentence."""
-    if not path.exists():
-        return DataFrame()
-    try:
-        return read(path)
-    except (ValueError, TypeError) as error:
-        missing.append(f"{path.name} cannot be read ({error}), left out")
-        return DataFrame()

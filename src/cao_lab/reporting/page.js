@@ -7,71 +7,25 @@
     train_loss: "train loss", train_accuracy: "train accuracy", test_loss: "test loss", test_accuracy: "test accuracy",
     epoch: "epochs", seconds: "seconds of training", cost: "gradient evaluations",
   };
-  const state = { setting: null, threshold: 0, methods: new Set(), seeds: new Set() };
+  const state = { setting: null, level: 0, methods: new Set(), seeds: new Set() };
 
-  const mean = (values) => values.reduce((sum, value) => sum + value, 0) / values.length;
-  const deviation = (values) => {
-    const center = mean(values);
-    return Math.sqrt(values.reduce((sum, value) => sum + (value - center) ** 2, 0) / (values.length - 1));
-  };
+  // All statistics come from Python: the page only looks them up.
+  const threshold = () => state.setting.levels[state.level];
+  const times = () => state.setting.times[state.level];
   const runsOf = (method) =>
     state.setting.runs.filter((run) => run.method === method && state.seeds.has(run.seed));
   const finite = (values) => values.filter((value) => value !== null && Number.isFinite(value));
 
-  // The same definitions as first_epoch_below and ratio_interval in analysis.py.
-  function firstHit(run, threshold) {
-    const place = run.train_loss.findIndex((loss) => loss !== null && loss <= threshold);
-    if (place < 0) return null;
-    const before = place > 0 ? run.train_loss[place - 1] : null;
-    const excess = before === null ? 0 : (threshold - run.train_loss[place]) / (before - run.train_loss[place]);
-    const at = run.seen ?? run; // A full batch shows its loss before the step.
-    const crossing = (unit) => at[unit][place] - (place > 0 ? excess * (at[unit][place] - at[unit][place - 1]) : 0);
-    return {
-      epoch: at.epoch[place], seconds: at.seconds[place], cost: at.cost[place],
-      crossing: { epoch: run.hasEpochs ? crossing("epoch") : NaN, seconds: crossing("seconds") },
-    };
-  }
-
-  function hitsOf(method) {
-    return runsOf(method).filter((run) => run.hasEnded)
-      .map((run) => ({ seed: run.seed, hit: firstHit(run, state.threshold) }));
-  }
-
-  function speedup(reference, own, unit) {
-    const logs = finite(own.flatMap(({ seed, hit }) => {
-      const other = reference.find((entry) => entry.seed === seed);
-      return hit && other && other.hit ? [Math.log(other.hit.crossing[unit] / hit.crossing[unit])] : [];
-    }));
-    if (!logs.length) return "–";
-    const center = Math.exp(mean(logs)).toFixed(2);
-    const quantile = data.quantiles[logs.length - 2];
-    if (logs.length < 2 || quantile === undefined) return `${center}×†`;
-    const reach = quantile * deviation(logs) / Math.sqrt(logs.length);
-    return `${center}× [${Math.exp(mean(logs) - reach).toFixed(2)}, ${Math.exp(mean(logs) + reach).toFixed(2)}]`;
-  }
-
-  function spread(values, digits) {
-    if (!values.length) return "–";
-    if (values.length === 1) return `${values[0].toFixed(digits)}†`;
-    return `${mean(values).toFixed(digits)} ± ${deviation(values).toFixed(digits)}`;
-  }
-
   function drawTimes() {
     const body = element("times").tBodies[0];
     const labels = [...element("times").tHead.rows[0].cells].map((cell) => cell.textContent);
-    const reference = hitsOf(Number(element("baseline").value));
+    const { methods, speedups } = times();
+    const reference = speedups[Number(element("baseline").value)];
     body.replaceChildren();
     state.setting.methods.forEach((method, place) => {
       if (!state.methods.has(place)) return;
-      const hits = hitsOf(place);
-      const reached = hits.filter(({ hit }) => hit).map(({ hit }) => hit);
-      const column = (unit, digits) => spread(reached.map((hit) => hit[unit]), digits);
       const row = body.insertRow();
-      const texts = [
-        method.name, `${reached.length} of ${hits.length}`, reached.length ? column("epoch", 2) : "not reached",
-        column("seconds", 1), column("cost", 0), speedup(reference, hits, "epoch"), speedup(reference, hits, "seconds"),
-      ];
-      texts.forEach((text, index) => {
+      [method.name, ...methods[place].cells, ...reference[place]].forEach((text, index) => {
         const cell = row.insertCell();
         cell.textContent = text;
         cell.dataset.label = labels[index];
@@ -91,53 +45,37 @@
 
   const rgba = (hex, alpha) => `rgba(${[1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16)).join(",")},${alpha})`;
 
-  // The mean ends with the first seed that ends: beyond it the mean would change its seeds, and jump.
-  function meanCurve(runs, quantity, unit) {
-    const length = Math.min(...runs.map((run) => run.epoch.length));
-    const curve = { x: [], y: [], low: [], high: [] };
-    for (let place = 0; place < length; place++) {
-      const values = finite(runs.map((run) => run[quantity][place]));
-      if (values.length < runs.length) continue;
-      const center = mean(values), width = values.length > 1 ? deviation(values) : 0;
-      curve.x.push(mean(runs.map((run) => run[unit][place])));
-      curve.y.push(center);
-      curve.low.push(center - width);
-      curve.high.push(center + width);
-    }
-    return curve;
-  }
-
   function tracesOf(method, place) {
     const quantity = element("quantity").value, unit = element("unit").value;
     const runs = runsOf(place), line = { color: method.colour, width: 2.2, dash: method.isDashed ? "dash" : "solid" };
     const base = { type: "scatter", mode: "lines", showlegend: false, name: method.name };
-    if (!runs.length) return [];
-    const single = element("single").checked || runs.length === 1;
-    if (single) {
+    const isAll = runs.length === state.setting.runs.filter((run) => run.method === place).length;
+    // The mean is over all seeds; where one is left out the others are drawn one by one.
+    if (element("single").checked || !method.band || !isAll) {
       return runs.map((run) => ({
         ...base, x: run[unit], y: run[quantity], line: { ...line, width: runs.length === 1 ? 2.2 : 1.3 },
         hovertemplate: `${method.name}, seed ${run.seed}${runs.length === 1 ? " †" : ""}<br>%{y:.4g} at %{x:.4g}<extra></extra>`,
       }));
     }
-    const curve = meanCurve(runs, quantity, unit);
-    const edge = { ...base, x: curve.x, line: { width: 0 }, hoverinfo: "skip" };
+    const x = method.band.mean[unit], mean = method.band.mean[quantity], std = method.band.std[quantity];
+    const shifted = (sign) => mean.map((value, at) => (value === null ? null : value + sign * std[at]));
+    const edge = { ...base, x, line: { width: 0 }, hoverinfo: "skip" };
     return [
-      { ...edge, y: curve.low },
-      { ...edge, y: curve.high, fill: "tonexty", fillcolor: rgba(method.colour, 0.16) },
-      { ...base, x: curve.x, y: curve.y, line, customdata: curve.y.map((value, at) => curve.high[at] - value),
+      { ...edge, y: shifted(-1) },
+      { ...edge, y: shifted(1), fill: "tonexty", fillcolor: rgba(method.colour, 0.16) },
+      { ...base, x, y: mean, line, customdata: std,
         hovertemplate: `${method.name}<br>%{y:.4g} ± %{customdata:.2g} at %{x:.4g}<extra></extra>` },
     ];
   }
 
   function markerOf(method, place) {
-    const unit = element("unit").value, hits = hitsOf(place);
-    const reached = hits.filter(({ hit }) => hit).map(({ hit }) => hit[unit]);
-    if (!reached.length) return [];
+    const { cells, marks, isAll } = times().methods[place];
+    if (!marks) return [];
     return [{
-      type: "scatter", mode: "markers", showlegend: false, x: [mean(reached)], y: [state.threshold], cliponaxis: false,
-      marker: { size: 11, color: reached.length === hits.length ? method.colour : colourOf("--paper"),
-                line: { color: method.colour, width: 2 } },
-      hovertemplate: `${method.name}: first reached at %{x:.4g} (${reached.length} of ${hits.length} seeds)<extra></extra>`,
+      type: "scatter", mode: "markers", showlegend: false, y: [threshold()], cliponaxis: false,
+      x: [marks[["epoch", "seconds", "cost"].indexOf(element("unit").value)]],
+      marker: { size: 11, color: isAll ? method.colour : colourOf("--paper"), line: { color: method.colour, width: 2 } },
+      hovertemplate: `${method.name}: first reached at %{x:.4g} (${cells[0]} seeds)<extra></extra>`,
     }];
   }
 
@@ -168,7 +106,7 @@
     if (element("log").checked) look.yaxis.dtick = spansDecades(traces) ? "D2" : "D1";
     if (isLoss) {
       traces.push(...shown.flatMap(([method, place]) => markerOf(method, place)));
-      look.shapes = [{ type: "line", xref: "paper", x0: 0, x1: 1, y0: state.threshold, y1: state.threshold,
+      look.shapes = [{ type: "line", xref: "paper", x0: 0, x1: 1, y0: threshold(), y1: threshold(),
                        line: { color: colourOf("--soft"), width: 1, dash: "dot" } }];
     }
     Plotly.react("chart", traces, look, options);
@@ -201,28 +139,23 @@
 
   const eigenColour = (index) => ["#c2185b", "#e07a1f", "#8e44ad", "#2e8b57", "#1f77b4"][(index - 1) % 5];
 
-  function bounds() {
-    // A run that diverges can reach any height, and would leave the slider no room for the others.
-    const runs = state.setting.runs.filter((run) => run.status !== "diverged");
-    const losses = finite((runs.length ? runs : state.setting.runs).flatMap((run) => run.train_loss)).filter((loss) => loss > 0);
-    return [Math.min(...losses, state.setting.threshold), Math.max(...losses, state.setting.threshold)];
-  }
-
-  // The slider is logarithmic, and falls to the right: further is harder.
-  const lossAt = (place) => { const [low, high] = bounds(); return Number((high * (low / high) ** (place / 1000)).toPrecision(4)); };
-  const placeOf = (loss) => { const [low, high] = bounds(); return high > low ? 1000 * Math.log(high / loss) / Math.log(high / low) : 0; };
-
-  function setThreshold(loss) {
-    state.threshold = loss;
-    element("slider").value = placeOf(loss);
+  function setLevel(level) {
+    state.level = level;
+    const loss = threshold(), declared = state.setting.levels[state.setting.declared];
+    element("slider").value = level;
     element("slider").setAttribute("aria-valuetext", `train loss ${loss}`);
     element("threshold").value = loss;
-    const isDeclared = loss === state.setting.threshold && state.setting.isDeclared;
-    element("said").textContent = isDeclared ? `${loss} follows from a rule declared before the runs.`
-      : state.setting.isDeclared ? `Not the declared threshold, which is ${state.setting.threshold}.`
-      : "For this task no threshold was declared before the runs.";
+    element("said").textContent = !state.setting.isDeclared ? "For this task no threshold was declared before the runs."
+      : level === state.setting.declared ? `${loss} follows from a rule declared before the runs.`
+      : `Not the declared threshold, which is ${declared}.`;
     drawCurves();
     drawTimes();
+  }
+
+  // The table is known at the slider's stops alone, so a number that is typed in goes to the nearest.
+  function nearest(loss) {
+    const distances = state.setting.levels.map((level) => Math.abs(Math.log(level / loss)));
+    return distances.indexOf(Math.min(...distances));
   }
 
   function chips(field, entries, chosen) {
@@ -259,7 +192,8 @@
     const curved = watched.find((at) => state.setting.spectra.some((one) => one.method === at && one.series.some((s) => s.isCaptured)));
     fill("watched", watched.map((at) => [at, state.setting.methods[at].name]), curved);
     element("curvature").hidden = !watched.length;
-    setThreshold(state.setting.threshold);
+    element("slider").max = state.setting.levels.length - 1;
+    setLevel(state.setting.declared);
     if (watched.length) drawSpectrum();
   }
 
@@ -270,9 +204,9 @@
     ["quantity", "unit", "log", "single"].forEach((id) => element(id).addEventListener("change", drawCurves));
     element("baseline").addEventListener("change", drawTimes);
     element("watched").addEventListener("change", drawSpectrum);
-    element("slider").addEventListener("input", (event) => setThreshold(lossAt(Number(event.target.value))));
-    element("threshold").addEventListener("change", (event) => { if (Number(event.target.value) > 0) setThreshold(Number(event.target.value)); });
-    element("declared").addEventListener("click", () => setThreshold(state.setting.threshold));
+    element("slider").addEventListener("input", (event) => setLevel(Number(event.target.value)));
+    element("threshold").addEventListener("change", (event) => { if (Number(event.target.value) > 0) setLevel(nearest(Number(event.target.value))); });
+    element("declared").addEventListener("click", () => setLevel(state.setting.declared));
     const redraw = () => { drawCurves(); drawTimes(); };
     element("all").addEventListener("click", () => { chooseMethods(() => true); redraw(); });
     element("none").addEventListener("click", () => { chooseMethods(() => false); redraw(); });

@@ -9,8 +9,9 @@ from plotly.offline import get_plotlyjs
 
 from cao_lab.reporting.logreader import Logs
 from cao_lab.reporting.page_data import page_data
+from cao_lab.reporting.setting import Setting
 from cao_lab.reporting.tabular import Table
-from cao_lab.reporting.verdicts import Setting, Verdict
+from cao_lab.reporting.verdicts import Verdict
 
 HERE = Path(__file__).parent
 BADGES = {

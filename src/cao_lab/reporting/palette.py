@@ -4,9 +4,11 @@ from dataclasses import dataclass
 
 from pandas import DataFrame
 
+from cao_lab.facts import METHODS
+
 CURVED = ("#c2185b", "#e64a19", "#7b1fa2", "#f39c12", "#8d6e63", "#ad1457")
 """Warm colours for CAO with curvature, by rank and variant."""
-PLAIN = {"sgd": "#1f77b4", "adam": "#2e8b57", "adamw": "#17a2b8", "lbfgs": "#5c6bc0"}
+PLAIN = {name: info.colour for name, info in METHODS.items() if info.colour is not None}
 OTHERS = ("#607d8b", "#827717", "#00695c", "#3949ab", "#558b2f", "#455a64")
 CONTROLS = ("#6b7280", "#9c6ade", "#3f8f8a", "#a16207", "#94a3b8", "#7c8a3a")
 """Controls are dashed: they hold the rate and leave the curvature out, or take a wrong one."""

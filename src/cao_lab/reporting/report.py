@@ -12,7 +12,8 @@ import matplotlib.style
 from matplotlib.figure import Figure
 from pandas import DataFrame
 
-from cao_lab.protocol import EARLY_SHARE, PAPER_TASK, PROBING_SUITES
+from cao_lab.facts import PAPER_TASK, SEARCHING, SUITES, suites_of
+from cao_lab.protocol import EARLY_SHARE
 from cao_lab.reporting.analysis import predicted_windows
 from cao_lab.reporting.claims import audit
 from cao_lab.reporting.figures import (
@@ -27,20 +28,10 @@ from cao_lab.reporting.figures import (
 )
 from cao_lab.reporting.logreader import Logs, load_logs
 from cao_lab.reporting.page import page
+from cao_lab.reporting.setting import Setting, settings
 from cao_lab.reporting.tables import make_tables
 from cao_lab.reporting.tabular import markdown, write_table
-from cao_lab.reporting.verdicts import Setting, settings
 
-PAPER_FIGURES = {
-    ("cifar100-resnet18", "train-loss"): "figure-1-train-loss-c100-r18",
-    ("cifar100-resnet18", "train-loss-early"): "figure-2-train-loss-c100-r18-early",
-    ("cifar100-resnet18", "rank-ablation"): "figure-3-rank-ablation-c100-r18",
-    ("cifar10-resnet18", "train-loss"): "appendix-a-train-loss-c10-r18",
-    ("cifar10-resnet34", "train-loss"): "appendix-b-train-loss-c10-r34",
-    ("cifar100-resnet34", "train-loss"): "appendix-c-train-loss-c100-r34",
-    ("cifar100-resnet18", "train-accuracy"): "appendix-d-train-accuracy-c100-r18",
-}
-"""Names of the figures that the paper has, for the runs of its own suite."""
 MAIN_PARTS = ("sgd", "adam", "adamw", "cao", "cao-momentum", "matched")
 CONTROL_PARTS = ("cao", "matched", "rank0-unit", "rank0-inverse", "random", "projected-out")
 WATCHED_PARTS = ("sgd", "adam", "cao", "cao-momentum", "rank3", "rank5")
@@ -74,37 +65,35 @@ def write_report(logs: Path, out: Path) -> Path:
 def figure_jobs(logs: Logs, found: list[Setting]) -> Iterator[FigureJob]:
     """List the figures that the logs have data for."""
     for one in found:
-        if one.suite == "stable-range":
+        if one.kind == "stability":
             continue
-        runs = plotted(one)
-        for kind, draw in setting_figures(runs, one).items():
-            is_papers = one.suite == "paper" and (one.task, kind) in PAPER_FIGURES
-            name = PAPER_FIGURES[one.task, kind] if is_papers else f"{one.task}/{kind}"
-            yield FigureJob(f"{one.suite}/{name}", draw)
+        names = SUITES[one.suite].figures if one.suite in SUITES else {}
+        for kind, draw in setting_figures(plotted(one), one).items():
+            yield FigureJob(f"{one.suite}/{names.get((one.task, kind), f'{one.task}/{kind}')}", draw)
     windows = predicted_windows(logs.epochs, logs.refreshes)
     if len(windows):
-        yield FigureJob("stable-range/stable-rates", partial(stable_window_figure, windows))
+        yield FigureJob(f"{suites_of(['stability'])[0]}/stable-rates", partial(stable_window_figure, windows))
 
 
 def setting_figures(runs: DataFrame, setting: Setting) -> dict[str, "partial[Figure]"]:
     """Return the figures of one task by kind."""
-    level = setting.thresholds.primary if setting.thresholds else None
+    goal = setting.goal
     figures = {
-        "train-loss": partial(train_loss_figure, runs, level),
-        "train-loss-seconds": partial(wall_clock_figure, runs, level),
+        "train-loss": partial(train_loss_figure, runs, goal),
+        "train-loss-seconds": partial(wall_clock_figure, runs, goal),
     }
     if runs["test_accuracy"].notna().any():
         figures["test-accuracy"] = partial(curve_figure, runs, "test_accuracy")
     # The paper has these two for its main setting only.
     if setting.task.startswith(PAPER_TASK):
         early = math.ceil(EARLY_SHARE * runs["budget"].max())
-        figures["train-loss-early"] = partial(train_loss_figure, runs, level, early)
+        figures["train-loss-early"] = partial(train_loss_figure, runs, goal, early)
         figures["train-accuracy"] = partial(curve_figure, runs, "train_accuracy")
     if rank_ablation(setting.epochs)["rank"].nunique() > 1:
-        figures["rank-ablation"] = partial(rank_ablation_figure, setting.epochs, level)
+        figures["rank-ablation"] = partial(rank_ablation_figure, setting.epochs, goal)
     controls = of_parts(setting, CONTROL_PARTS)
     if controls["label"].nunique() > 2:
-        figures["controls"] = partial(train_loss_figure, controls, level)
+        figures["controls"] = partial(train_loss_figure, controls, goal)
     if len(setting.refreshes):
         watched = setting.refreshes["label"].isin([setting.labels.get(part) for part in WATCHED_PARTS])
         chosen = setting.refreshes[watched] if watched.any() else setting.refreshes
@@ -120,7 +109,7 @@ def of_parts(setting: Setting, names: tuple[str, ...]) -> DataFrame:
 def plotted(setting: Setting) -> DataFrame:
     """Return the runs to draw: all methods if few, else the main ones, or the best where rates were searched."""
     main = of_parts(setting, MAIN_PARTS)
-    has_few = setting.suite in PROBING_SUITES or len(setting.by_label) <= FEW_METHODS or main.empty
+    has_few = setting.kind in SEARCHING or len(setting.by_label) <= FEW_METHODS or main.empty
     return setting.best if has_few else main
 
 

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from pandas import DataFrame, Series, concat
 
-from cao_lab.protocol import PAPER_THRESHOLDS, PROBING_SUITES, without_tuning
+from cao_lab.facts import PAPER_THRESHOLDS, SEARCHING, suites_of
+from cao_lab.protocol import without_tuning
 from cao_lab.reporting.analysis import (
     LABEL_KEY,
     TASK_KEY,
@@ -18,18 +19,21 @@ from cao_lab.reporting.analysis import (
     sensitivity,
     time_to_threshold,
 )
-from cao_lab.reporting.logreader import NAMES, Logs
+from cao_lab.reporting.logreader import Logs
+from cao_lab.reporting.names import method_name
+from cao_lab.reporting.setting import Setting
 from cao_lab.reporting.tabular import NOT_REACHED, Table, ratio, spread
-from cao_lab.reporting.verdicts import Setting
 
-SEARCHES = ("stable-range", "ill-conditioned")
-"""Suites that ask for rates or for steps; their final accuracy answers nothing."""
+WITHOUT_ACCURACY = ("stability", "optimum")
+"""Kinds of suites that ask for rates or for steps; their final accuracy answers nothing."""
 
 
 def expected_seeds(runs: DataFrame) -> Series:
     """Return how many seeds each label should have: as many as any label of its task, where none is a search."""
     own = runs.groupby(LABEL_KEY)["seed"].transform("nunique")
-    return own.where(runs["suite"].isin(PROBING_SUITES), own.groupby([runs[key] for key in TASK_KEY]).transform("max"))
+    return own.where(
+        runs["suite"].isin(suites_of(SEARCHING)), own.groupby([runs[key] for key in TASK_KEY]).transform("max")
+    )
 
 
 def named(logs: Logs, numbers: DataFrame) -> DataFrame:
@@ -62,7 +66,7 @@ def paper_accuracy_table(logs: Logs, found: list[Setting]) -> Table:
     rows = []
     for one in found:
         played = [cells.get((one.suite, one.task, one.labels.get(part, "")), "–") for part in ("sgd", "adam", "cao")]
-        if one.suite not in SEARCHES and played != ["–"] * 3 and one.epochs["test_accuracy"].notna().any():
+        if one.kind not in WITHOUT_ACCURACY and played != ["–"] * 3 and one.epochs["test_accuracy"].notna().any():
             rows.append([one.suite, one.task, *played])
     columns = ["Suite", "Task", "SGD", "Adam", "CAO (k=1)"]
     caption = "Final test accuracy, mean ± std over seeds († single seed)."
@@ -166,7 +170,8 @@ def cost_cell(row: Series, unit: str, digits: int) -> str:
 
 def sensitivity_table(logs: Logs, found: list[Setting]) -> Table:
     """Return epochs to threshold and final accuracy over damping × refresh interval."""
-    numbers = sensitivity(logs.epochs, PAPER_THRESHOLDS.primary)
+    level = PAPER_THRESHOLDS.primary
+    numbers = stacked([sensitivity(one.epochs, one.hits(level)) for one in found if one.kind == "sweep"])
     cells = [
         {
             "Task": row["task"],
@@ -206,13 +211,6 @@ def stable_table(logs: Logs, found: list[Setting]) -> Table:
         "eigenvalues logged at the largest rate that works."
     )
     return Table("stable-range", caption, DataFrame(cells), numbers)
-
-
-def method_name(row: Series) -> str:
-    """Return what to call a method of which only the rate varies."""
-    rank = "" if math.isnan(row["rank"]) else f" k={row['rank']:.0f}"
-    momentum = f", momentum {row['momentum']:g}" if row["momentum"] > 0 else ""
-    return f"{NAMES.get(row['optimizer'], row['optimizer'])}{rank}{momentum}"
 
 
 TABLES: tuple[Callable[[Logs, list[Setting]], Table], ...] = (

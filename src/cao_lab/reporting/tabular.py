@@ -28,8 +28,8 @@ def spread(mean: float, std: float, count: int, seeds: int, digits: int = 2) -> 
 
 
 def ratio(center: float, low: float, high: float) -> str:
-    """Return a ratio with its interval, or a dash where there is no pair to take one of."""
-    if math.isnan(center):
+    """Return a ratio with its interval, or a dash where there is no pair to take one of, or one of nothing."""
+    if not 0 < center < math.inf:
         return "–"
     return f"{center:.2f}×†" if math.isnan(low) else f"{center:.2f}× [{low:.2f}, {high:.2f}]"
 

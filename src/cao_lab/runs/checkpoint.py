@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from cao_lab.runs.runlog import sync
+from cao_lab.log.writing import sync
 
 State = dict[str, Any]
 

@@ -7,7 +7,7 @@ from typing import Any, Self
 from tqdm import tqdm
 
 from cao_lab.config import ConfigError, Execution
-from cao_lab.runs.runlog import EpochRecord
+from cao_lab.log.records import EpochRecord
 from cao_lab.runs.training import Training
 
 SHOWN_ON_TENSORBOARD = ("train_loss", "train_accuracy", "test_loss", "test_accuracy", "lr", "hessian_products")

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from cao_lab.config import RunConfig, command_line, config_to_dict
-from cao_lab.runs.runlog import FORMAT
+from cao_lab.log.records import FORMAT
 
 
 def new_header(config: RunConfig, *, parameters: int, steps_per_epoch: int, device: torch.device) -> dict[str, Any]:

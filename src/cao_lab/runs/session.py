@@ -11,10 +11,11 @@ from typing import Any
 import torch
 
 from cao_lab.config import ConfigError, Execution, RunConfig, config_from_dict, differences
+from cao_lab.log.records import EpochRecord, LogError, Status
+from cao_lab.log.writing import RunLog
 from cao_lab.runs import checkpoint
 from cao_lab.runs.display import Display
 from cao_lab.runs.provenance import circumstances, new_header, now
-from cao_lab.runs.runlog import EpochRecord, LogError, RunLog, Status
 from cao_lab.runs.stopping import StopRequest, stop_requests
 from cao_lab.runs.training import Training
 from cao_lab.tasks.data import load

@@ -9,7 +9,7 @@ from torch import Tensor
 from cao import Eigenpairs
 from cao.curvature import ParameterOperator
 from cao.linalg import SymmetricOperator, lanczos, random_columns
-from cao_lab.runs.runlog import RefreshRecord
+from cao_lab.log.records import RefreshRecord
 
 # Lanczos steps beyond the number of eigenvalues wanted: enough for their first digits, and cheap.
 EXTRA_PRODUCTS = 5

@@ -10,12 +10,12 @@ from torch import Tensor
 
 from cao import CAO, Eigenpairs
 from cao_lab.config import RunConfig
+from cao_lab.log.records import EpochRecord, RefreshRecord
 from cao_lab.optimizer_config import AdaHessianConfig
 from cao_lab.runs import sharpness
 from cao_lab.runs.meter import Meter
 from cao_lab.runs.objective import Objective, Problem, channels_last
 from cao_lab.runs.optimizers import Refreshed, build_method
-from cao_lab.runs.runlog import EpochRecord, RefreshRecord
 from cao_lab.tasks.data import Dataset, batches, evaluation_batches
 
 EVALUATION_BATCH = 500

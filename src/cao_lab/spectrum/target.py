@@ -15,9 +15,9 @@ from cao import GaussNewton, Hessian, Mean
 from cao.curvature import ParameterOperator
 from cao.isolation import isolated_forward
 from cao_lab.config import config_from_dict
+from cao_lab.log.header import read_header
 from cao_lab.runs import checkpoint
 from cao_lab.runs.objective import Problem
-from cao_lab.runs.runlog import read_header
 from cao_lab.spectrum.config import Curvature, Mode, SpectrumConfig, SpectrumError
 from cao_lab.tasks.data import Batch, curvature_batch, load
 from cao_lab.tasks.problems import dataset_for

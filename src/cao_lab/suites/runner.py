@@ -15,7 +15,8 @@ from pandas import DataFrame
 from tqdm import tqdm
 
 from cao_lab.config import ConfigError, Execution, RunConfig, config_from_dict
-from cao_lab.runs.runlog import LogError, read_header
+from cao_lab.log.header import read_header
+from cao_lab.log.records import LogError
 from cao_lab.runs.stopping import StopRequest, stop_requests
 from cao_lab.suites import FinishedRun, find_suite, rounds_of
 from cao_lab.suites.job import to_json

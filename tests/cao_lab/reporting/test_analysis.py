@@ -12,16 +12,22 @@ from pandas import DataFrame, Series
 from scipy import stats
 from synthetic_logs import ADAM, CAO, SGD, Run, suite_of_runs, write_suite
 
+from cao_lab.protocol import PRODUCT_PRICE
 from cao_lab.reporting import analysis
-from cao_lab.reporting.logreader import load_logs, load_runs
+from cao_lab.reporting.intervals import interval, ratio_interval
+from cao_lab.reporting.logreader import load_logs
 
 
 def table(folder: Path, *runs: Run) -> DataFrame:
-    return load_runs(write_suite(folder, runs))
+    return load_logs(write_suite(folder, runs)).epochs
+
+
+def first_hits(epochs: DataFrame, threshold: float, prices: dict[str, float] = PRODUCT_PRICE) -> DataFrame:
+    return analysis.first_epoch_below(analysis.ended_with_costs(epochs, prices), threshold)
 
 
 def hit(folder: Path, losses: list[float], threshold: float) -> Series:
-    return analysis.first_epoch_below(table(folder, Run(losses)), threshold).iloc[0]
+    return first_hits(table(folder, Run(losses)), threshold).iloc[0]
 
 
 def test_the_first_epoch_at_or_below_the_threshold_counts(tmp_path: Path) -> None:
@@ -56,19 +62,19 @@ def test_first_hits_agree_with_a_loop(losses: list[float], threshold: float) -> 
     epochs = epochs.assign(gradient_evaluations=0, hessian_products=0, suite="s", task="t", label="l", seed=0)
     epochs = epochs.assign(optimizer="sgd", steps_per_epoch=40)
     expected = next((epoch for epoch, loss in enumerate(losses, start=1) if loss <= threshold), math.nan)
-    found = analysis.first_epoch_below(epochs, threshold).iloc[0]
+    found = first_hits(epochs, threshold).iloc[0]
     assert found["epoch"] == expected or (math.isnan(found["epoch"]) and math.isnan(expected))
     assert not found["crossing_epoch"] > found["epoch"]
 
 
 def test_a_run_that_has_not_ended_is_left_out(tmp_path: Path) -> None:
     epochs = table(tmp_path, Run([1.0], status="running"), Run([1.0], seed=1))
-    assert analysis.first_epoch_below(epochs, 2.0)["seed"].tolist() == [1]
+    assert first_hits(epochs, 2.0)["seed"].tolist() == [1]
 
 
 def test_curvature_products_count_at_their_price(tmp_path: Path) -> None:
     epochs = table(tmp_path, Run([4.0, 1.0]))
-    assert analysis.first_epoch_below(epochs, 2.0, {"hessian": 3.0})["gradient_cost"].tolist() == [80 + 3 * 22]
+    assert first_hits(epochs, 2.0, {"hessian": 3.0})["gradient_cost"].tolist() == [80 + 3 * 22]
 
 
 def test_a_measured_price_replaces_the_assumption() -> None:
@@ -80,25 +86,23 @@ def test_a_measured_price_replaces_the_assumption() -> None:
 def test_the_interval_is_students() -> None:
     values = [0.3, 0.5, 0.9]
     low, high = stats.t.interval(0.95, 2, loc=np.mean(values), scale=stats.sem(values))
-    found = analysis.interval(values)
+    found = interval(values)
     assert (found.low, found.high, found.count) == (pytest.approx(low), pytest.approx(high), 3)
 
 
 def test_the_papers_speedup_from_the_papers_epochs() -> None:
-    found = analysis.ratio_interval(Series([55.0, 56.0, 57.0]), Series([19.0, 19.0, 19.0]))
+    found = ratio_interval(Series([55.0, 56.0, 57.0]), Series([19.0, 19.0, 19.0]))
     assert found.center == pytest.approx(2.947, abs=1e-3)
     assert found.low < 2.947 < found.high
 
 
 def test_ratios_are_paired_by_seed_and_skip_who_never_arrived() -> None:
-    found = analysis.ratio_interval(
-        Series([8.0, 6.0, math.nan], index=[0, 1, 2]), Series([3.0, 2.0, 1.0], index=[1, 0, 2])
-    )
+    found = ratio_interval(Series([8.0, 6.0, math.nan], index=[0, 1, 2]), Series([3.0, 2.0, 1.0], index=[1, 0, 2]))
     assert (found.center, found.count) == (pytest.approx(math.sqrt(4 * 2)), 2)
 
 
 def test_one_pair_has_no_interval() -> None:
-    found = analysis.ratio_interval(Series([2.0]), Series([1.0]))
+    found = ratio_interval(Series([2.0]), Series([1.0]))
     assert found.center == 2
     assert math.isnan(found.low)
     assert math.isnan(found.high)
@@ -107,7 +111,7 @@ def test_one_pair_has_no_interval() -> None:
 def test_time_to_threshold_says_how_many_seeds_reached_it(tmp_path: Path) -> None:
     runs = [Run([4.0, 2.0], "adam", 0, ADAM), Run([4.0, 3.0], "adam", 1, ADAM)]
     runs += [Run([2.0, 1.0], "cao", seed, CAO) for seed in (0, 1)]
-    hits = analysis.first_epoch_below(table(tmp_path, *runs), 2.5)
+    hits = first_hits(table(tmp_path, *runs), 2.5)
     found = analysis.time_to_threshold(hits, "adam").set_index("label")
     assert found["reached"].tolist() == [1, 2]
     assert found.loc["cao", "epoch_speedup"] == pytest.approx(1.75)
@@ -171,19 +175,19 @@ def test_a_refresh_in_one_epoch_of_ten_is_in_the_mean(tmp_path: Path) -> None:
     folder = write_suite(tmp_path, [Run([3.0] * 10, seconds=1.0)])
     (path,) = folder.rglob("epochs.csv")
     path.write_text(path.read_text().replace(",1.0,500.0,", ",11.0,500.0,", 1))
-    assert analysis.run_costs(load_runs(folder))["seconds_per_epoch"].tolist() == [2.0]
+    assert analysis.run_costs(load_logs(folder).epochs)["seconds_per_epoch"].tolist() == [2.0]
 
 
 def test_the_loss_of_a_full_batch_was_seen_before_its_step(tmp_path: Path) -> None:
     epochs = table(tmp_path, Run([4.0, 3.0, 1.0, 0.5], optimizer=SGD, seconds=2.0)).assign(steps_per_epoch=1)
-    found = analysis.first_epoch_below(epochs, 1.0).iloc[0]
+    found = first_hits(epochs, 1.0).iloc[0]
     # Two steps of 40 evaluations (in these made-up logs) and 2 seconds, then one evaluation that shows the loss.
     assert found[["epoch", "seconds", "gradient_cost"]].tolist() == [2, 4.0, 81.0]
 
 
 def test_epochs_of_lbfgs_are_not_compared(tmp_path: Path) -> None:
     lbfgs = Run([4.0, 1.0], "lbfgs", 0, {"name": "lbfgs", "lr": 1.0})
-    hits = analysis.first_epoch_below(table(tmp_path, lbfgs, Run([4.0, 1.0], "sgd", 0, SGD)), 1.0)
+    hits = first_hits(table(tmp_path, lbfgs, Run([4.0, 1.0], "sgd", 0, SGD)), 1.0)
     rows = analysis.time_to_threshold(hits, "sgd").set_index("label")
     assert rows["epoch_mean"].to_dict() == {"lbfgs": 2, "sgd": 2}
     assert math.isnan(rows.loc["lbfgs", "epoch_speedup"])
@@ -194,7 +198,8 @@ def test_sensitivity_has_a_row_a_cell(tmp_path: Path) -> None:
         Run([1.0, 0.5], f"cao-{damping}-{every}", 0, CAO | {"damping": damping, "refresh_every": every}, "sensitivity")
         for damping in (0.01, 0.1) for every in (200, 400)
     ]  # fmt: skip
-    found = analysis.sensitivity(table(tmp_path, *runs), 0.75)
+    epochs = table(tmp_path, *runs)
+    found = analysis.sensitivity(epochs, first_hits(epochs, 0.75))
     assert found[["damping", "refresh_every", "epoch"]].to_numpy().tolist() == [
         [0.01, 200, 2], [0.01, 400, 2], [0.1, 200, 2], [0.1, 400, 2],
     ]  # fmt: skip
@@ -205,5 +210,5 @@ def test_an_undeclared_threshold_lies_halfway_on_a_log_scale(tmp_path: Path) -> 
 
 
 def test_a_whole_suite_has_a_hit_for_every_run(tmp_path: Path) -> None:
-    epochs = load_runs(write_suite(tmp_path, suite_of_runs()))
-    assert len(analysis.first_epoch_below(epochs, 3.0)) == 36
+    epochs = load_logs(write_suite(tmp_path, suite_of_runs())).epochs
+    assert len(first_hits(epochs, 3.0)) == 36

@@ -7,10 +7,11 @@ import pytest
 from pandas import DataFrame
 from synthetic_logs import ADAM, CAO, SGD, Run, decay, suite_of_runs, write_suite
 
-from cao_lab.reporting.analysis import Interval
 from cao_lab.reporting.claims import CLAIMS, audit
+from cao_lab.reporting.intervals import Interval
 from cao_lab.reporting.logreader import load_logs
-from cao_lab.reporting.verdicts import Verdict, all_of, direction, equality, settings, with_control
+from cao_lab.reporting.setting import settings
+from cao_lab.reporting.verdicts import Verdict, all_of, direction, equality, with_control
 
 NAN = float("nan")
 

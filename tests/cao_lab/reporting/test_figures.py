@@ -11,14 +11,19 @@ from matplotlib.lines import Line2D
 from pandas import DataFrame
 from synthetic_logs import ADAM, CAO, SGD, Run, suite_of_runs, write_suite
 
+from cao_lab.protocol import PRODUCT_PRICE
 from cao_lab.reporting import figures
-from cao_lab.reporting.analysis import predicted_windows
+from cao_lab.reporting.analysis import Goal, ended_with_costs, first_epoch_below, predicted_windows
 from cao_lab.reporting.logreader import Logs, load_logs
-from cao_lab.reporting.verdicts import settings
+from cao_lab.reporting.setting import settings
 
 
 def logs_of(folder: Path, *runs: Run) -> Logs:
     return load_logs(write_suite(folder, runs))
+
+
+def goal(runs: DataFrame, loss: float) -> Goal:
+    return Goal(loss, first_epoch_below(ended_with_costs(runs, PRODUCT_PRICE), loss))
 
 
 def curves(figure: Figure) -> dict[str, Line2D]:
@@ -48,20 +53,20 @@ def test_the_mean_over_seeds_is_drawn_and_a_single_seed_marked(two_seeds: DataFr
 
 
 def test_a_dot_marks_the_first_hit_and_is_hollow_if_a_seed_never_arrived(two_seeds: DataFrame) -> None:
-    found = dots(figures.train_loss_figure(two_seeds, threshold=1.0))
+    found = dots(figures.train_loss_figure(two_seeds, goal(two_seeds, 1.0)))
     assert [(x, y) for x, y, _ in found] == [(3.0, 1.0), (2.0, 1.0)]
     assert found[0][2] == "white"
     assert found[1][2] != "white"
 
 
 def test_the_early_window_ends_where_it_should(two_seeds: DataFrame) -> None:
-    figure = figures.train_loss_figure(two_seeds, threshold=1.0, last_epoch=2)
+    figure = figures.train_loss_figure(two_seeds, goal(two_seeds, 1.0), last_epoch=2)
     assert curves(figure)["Adam"].get_xdata().tolist() == [1, 2]
     assert [x for x, _, _ in dots(figure)] == [2.0]
 
 
 def test_wall_clock_has_seconds_on_its_axis(two_seeds: DataFrame) -> None:
-    figure = figures.wall_clock_figure(two_seeds, threshold=1.0)
+    figure = figures.wall_clock_figure(two_seeds, goal(two_seeds, 1.0))
     assert curves(figure)["Adam"].get_xdata().tolist() == [2.0, 4.0, 6.0]
     assert axes_of(figure).get_xlabel() == "seconds of training"
 
@@ -74,7 +79,7 @@ def test_a_diverged_run_ends_in_a_cross(tmp_path: Path) -> None:
 
 def test_the_rank_ablation_holds_everything_but_the_rank(tmp_path: Path) -> None:
     epochs = logs_of(tmp_path, *suite_of_runs()).epochs
-    drawn = curves(figures.rank_ablation_figure(epochs, 3.0))
+    drawn = curves(figures.rank_ablation_figure(epochs, goal(epochs, 3.0)))
     assert list(drawn) == ["CAO k=0", "CAO k=0, scaling unit", "CAO k=1", "CAO k=3", "CAO k=5"]
 
 

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from synthetic_logs import ADAM, CAO, SGD, Run, write_run, write_suite
 
-from cao_lab.reporting.logreader import ReportError, display_names, load_logs, load_runs
+from cao_lab.reporting.logreader import ReportError, load_logs
 
 
 def test_one_row_an_epoch_with_the_configuration_beside_it(tmp_path: Path) -> None:
     write_run(tmp_path, Run([3.0, 2.0, 1.0]))
-    table = load_runs(tmp_path)
+    table = load_logs(tmp_path).epochs
     assert list(table["train_loss"]) == [3.0, 2.0, 1.0]
     assert list(table["seconds"]) == [2.0, 4.0, 6.0]
     assert table.loc[0, ["suite", "optimizer", "rank", "damping", "base_lr"]].tolist() == ["mini", "cao", 1, 0.1, 0.01]
@@ -120,18 +120,28 @@ def test_automatic_damping_is_that_of_each_refresh(tmp_path: Path) -> None:
 
 
 def test_names_leave_out_what_siblings_share(tmp_path: Path) -> None:
+    every40 = CAO | {"refresh_every": 40}
     labels = {
-        "cao-rank1-refresh_every40": CAO, "cao-rank3-refresh_every40": CAO | {"rank": 3},
-        "cao-rank1-refresh_every40-sketch=projected-out": CAO, "sgd": SGD, "sgd-lr1e-05-momentum0": SGD,
+        "cao-rank1-refresh_every40": every40, "cao-rank3-refresh_every40": every40 | {"rank": 3},
+        "cao-rank1-refresh_every40-sketch=projected-out": every40 | {"sketch": "projected-out"},
+        "sgd": SGD, "sgd-lr1e-05-momentum0": SGD | {"lr": 1e-5, "momentum": 0.0},
+        "sgd-max_gradient_norm=none": SGD | {"max_gradient_norm": None},
     }  # fmt: skip
     runs = load_logs(write_suite(tmp_path, [Run([3.0], label, 0, config) for label, config in labels.items()])).runs
-    assert dict(zip(runs["label"], display_names(runs), strict=True)) == {
+    assert dict(zip(runs["label"], runs["name"], strict=True)) == {
         "cao-rank1-refresh_every40": "CAO k=1",
         "cao-rank3-refresh_every40": "CAO k=3",
         "cao-rank1-refresh_every40-sketch=projected-out": "CAO k=1, sketch projected-out",
         "sgd": "SGD",
         "sgd-lr1e-05-momentum0": "SGD, lr 1e-05, momentum 0",
+        "sgd-max_gradient_norm=none": "SGD, max gradient norm none",
     }
+
+
+def test_two_methods_never_share_a_name(tmp_path: Path) -> None:
+    runs = [Run([3.0], "sgd", 0, SGD), Run([3.0], "sgd-mine2", 0, SGD | {"mine": 3})]
+    found = load_logs(write_suite(tmp_path, runs)).runs
+    assert found["name"].tolist() == ["SGD (sgd)", "SGD (sgd-mine2)"]
 
 
 def test_theory_and_bench_are_read_where_they_are(tmp_path: Path) -> None:

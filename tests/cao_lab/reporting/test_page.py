@@ -16,13 +16,14 @@ from selenium.webdriver.remote.webdriver import WebDriver
 from selenium.webdriver.support.select import Select
 from synthetic_logs import ADAM, CAO, SGD, Run, decay, write_run, write_suite
 
-from cao_lab.reporting.analysis import first_epoch_below, time_to_threshold
+from cao_lab.protocol import PRODUCT_PRICE
+from cao_lab.reporting.analysis import ended_with_costs, first_epoch_below, time_to_threshold
 from cao_lab.reporting.claims import audit
 from cao_lab.reporting.logreader import Logs, load_logs
 from cao_lab.reporting.page import html_table, page
 from cao_lab.reporting.page_data import page_data
+from cao_lab.reporting.setting import settings
 from cao_lab.reporting.tables import make_tables
-from cao_lab.reporting.verdicts import settings
 
 FLAGS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
@@ -118,8 +119,9 @@ def cells(browser: WebDriver) -> dict[str, list[str]]:
     }
 
 
-def expected(logs: Logs, threshold: float) -> dict[str, list[str]]:
-    summary = time_to_threshold(first_epoch_below(logs.epochs, threshold), "adam").set_index("label")
+def expected(logs: Logs, threshold: float, baseline: str = "adam") -> dict[str, list[str]]:
+    hits = first_epoch_below(ended_with_costs(logs.epochs, PRODUCT_PRICE), threshold)
+    summary = time_to_threshold(hits, baseline).set_index("label")
     return {
         str(label): [
             f"{row['reached']} of {row['seeds']}",
@@ -175,12 +177,46 @@ def test_a_curve_can_be_switched_off_by_keyboard(browser: WebDriver) -> None:
     assert "adam" in cells(browser)
 
 
-def test_a_seed_can_be_left_out(browser: WebDriver, logs: Logs) -> None:
+def curves(browser: WebDriver, name: str) -> list[tuple[list[float], list[float]]]:
+    script = "return document.getElementById('chart').data.filter(t => t.mode === 'lines' && t.name === arguments[0])"
+    return [(trace["x"], trace["y"]) for trace in browser.execute_script(script, name)]
+
+
+def test_the_mean_over_seeds_is_drawn_with_its_band(browser: WebDriver, logs: Logs) -> None:
+    losses = logs.epochs[logs.epochs["label"] == "adam"].pivot_table("train_loss", "epoch", "seed").to_numpy()
+    mean, std = losses.mean(axis=1), losses.std(axis=1, ddof=1)
+    (_, low), (_, high), (x, center) = curves(browser, "Adam")
+    assert x == list(range(1, 21))
+    assert center == pytest.approx(mean, rel=1e-6)
+    assert low == pytest.approx(mean - std, rel=1e-5)
+    assert high == pytest.approx(mean + std, rel=1e-5)
+
+
+def test_where_a_seed_is_left_out_the_others_are_drawn_one_by_one(browser: WebDriver, logs: Logs) -> None:
     box = browser.find_elements(By.CSS_SELECTOR, "#seeds input")[2]
     box.click()
-    kept = Logs(logs.runs, logs.epochs[logs.epochs["seed"] < 2], *[logs.refreshes] * 3, ())
-    assert cells(browser) == expected(kept, 0.1)
+    own = logs.epochs[logs.epochs["label"] == "adam"]
+    assert [y for _, y in curves(browser, "Adam")] == [
+        own[own["seed"] == seed]["train_loss"].tolist() for seed in (0, 1)
+    ]
+    assert cells(browser) == expected(logs, 0.1)
     box.click()
+
+
+def test_a_threshold_that_is_typed_in_goes_to_the_nearest_stop(browser: WebDriver, logs: Logs) -> None:
+    box = browser.find_element(By.ID, "threshold")
+    box.clear()
+    box.send_keys("0.299", Keys.ENTER)
+    assert threshold_of(browser) == 0.3
+    assert cells(browser) == expected(logs, 0.3)
+    browser.find_element(By.ID, "declared").click()
+
+
+def test_the_speedup_is_over_whom_one_asks_for(browser: WebDriver, logs: Logs) -> None:
+    choice = Select(browser.find_element(By.ID, "baseline"))
+    choice.select_by_visible_text("CAO k=1")
+    assert cells(browser) == expected(logs, 0.1, "cao-rank1")
+    choice.select_by_visible_text("Adam")
 
 
 def axes(browser: WebDriver) -> list[str]:

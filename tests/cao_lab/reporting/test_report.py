@@ -13,8 +13,8 @@ from cao_lab.reporting.logreader import load_logs
 from cao_lab.reporting.page import page
 from cao_lab.reporting.page_data import page_data
 from cao_lab.reporting.report import figure_jobs, write_report
+from cao_lab.reporting.setting import settings
 from cao_lab.reporting.tables import make_tables
-from cao_lab.reporting.verdicts import settings
 
 ROOT = Path(__file__).parents[3]
 FIXTURES = Path(__file__).with_name("fixtures")

@@ -8,9 +8,9 @@ from synthetic_logs import SGD, Run, write_run
 from cao_lab.reporting.claims import audit
 from cao_lab.reporting.logreader import load_logs
 from cao_lab.reporting.report import claims_markdown
+from cao_lab.reporting.setting import settings
 from cao_lab.reporting.tables import make_tables
 from cao_lab.reporting.tabular import Table, latex, markdown, ratio, spread, write_table
-from cao_lab.reporting.verdicts import settings
 
 FIXTURES = Path(__file__).with_name("fixtures")
 NAN = float("nan")

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from cao_lab.config import Execution, RunConfig
+from cao_lab.log.header import read_header
 from cao_lab.optimizer_config import AdamConfig, CAOConfig
 from cao_lab.runs import checkpoint
-from cao_lab.runs.runlog import read_header
 from cao_lab.suites.job import to_json, work
 
 KILLS = 20

@@ -12,8 +12,8 @@ import pytest
 from pandas import DataFrame
 
 from cao_lab.config import ConfigError, Execution, RunConfig
+from cao_lab.log.header import read_header
 from cao_lab.optimizer_config import AdamConfig, CAOConfig, SGDConfig
-from cao_lab.runs.runlog import read_header
 from cao_lab.runs.session import run
 from cao_lab.runs.stopping import StopRequest
 from cao_lab.suites import SUITES, find_suite, rounds_of, runner

@@ -4,7 +4,8 @@ import multiprocessing
 
 import pytest
 
-from cao_lab.runs.runlog import EpochRecord, LogError, RefreshRecord, RunLog
+from cao_lab.log.records import EpochRecord, LogError, RefreshRecord
+from cao_lab.log.writing import RunLog
 
 
 def record(epoch, loss=0.5):
@@ -83,3 +84,26 @@ def test_second_process_is_refused_while_the_first_is_at_work(tmp_path):
     ):
         pool.apply(take_lock, [tmp_path])
     take_lock(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [(b"train_loss", b"trainXloss"), (b"1.25", b"1\r25"), (b"1.25", b"1.2\x00"), (b"process", b"proc")]
+)
+def test_a_damaged_log_is_refused_and_left_as_it_is(tmp_path, old, new):
+    with RunLog(tmp_path) as log:
+        log.epochs.append([record(1), record(2), record(3)])
+        damaged = log.epochs.path.read_bytes().replace(old, new, 1)
+        log.epochs.path.write_bytes(damaged)
+        with pytest.raises(LogError, match=r"epochs.csv cannot be read \(.*\)") as error:
+            log.cut_back(epochs=2, refreshes=0)
+        assert "\n" not in str(error.value)
+        assert log.epochs.path.read_bytes() == damaged
+
+
+def test_what_comes_after_the_checkpoint_may_be_damaged(tmp_path):
+    with RunLog(tmp_path) as log:
+        log.epochs.append([record(1), record(2)])
+        with log.epochs.path.open("ab") as file:
+            file.write(b"3,30\r\x00\n\n4,")
+        log.cut_back(epochs=2, refreshes=0)
+    assert [row["epoch"] for row in read(tmp_path / "epochs.csv")] == ["1", "2"]

@@ -1,83 +1,56 @@
-"""The log of one run on disk: a JSON header and CSV rows that are only ever appended, under a lock."""
+"""Writes the log of one run: a JSON header and CSV rows that are only ever appended, under a lock."""
 
 import csv
 import fcntl
 import json
 import os
 from collections.abc import Iterable
-from dataclasses import astuple, dataclass, fields
+from dataclasses import astuple
 from pathlib import Path
-from typing import IO, Any, Literal, Self
+from typing import IO, Any, Self
 
-FORMAT = 1
-
-Status = Literal["running", "interrupted", "finished", "diverged", "failed"]
-
-
-class LogError(ValueError):
-    """A log folder that cannot be used, and why."""
-
-
-@dataclass(frozen=True)
-class EpochRecord:
-    """One row of epochs.csv; docs/log-format.md says what each column means."""
-
-    epoch: int
-    step: int
-    train_loss: float
-    train_accuracy: float | None
-    test_loss: float
-    test_accuracy: float | None
-    lr: float
-    train_seconds: float
-    peak_memory_mib: float
-    peak_memory_source: str
-    gradient_evaluations: int
-    hessian_products: int
-    refreshes: int
-
-
-@dataclass(frozen=True)
-class RefreshRecord:
-    """One row of refreshes.csv: an eigenvalue as it was before a step."""
-
-    step: int
-    epoch: float
-    index: int
-    eigenvalue: float
-    residual: float
-    is_captured: bool
-    damping: float | None
-    hessian_products: int
+from cao_lab.log.header import read_header
+from cao_lab.log.reading import parsed, refused
+from cao_lab.log.records import EpochRecord, LogError, Record, RefreshRecord, columns
 
 
 class RowFile:
     """A CSV file of one kind of record, to which rows are appended and from which only the end is ever cut."""
 
-    def __init__(self, path: Path, record: type[EpochRecord] | type[RefreshRecord]) -> None:
+    def __init__(self, path: Path, record: type[Record]) -> None:
         self.path = path
-        self.columns = [field.name for field in fields(record)]
+        self.record = record
         self.rows = 0
 
-    def append(self, records: Iterable[EpochRecord | RefreshRecord]) -> None:
+    def append(self, records: Iterable[Record]) -> None:
         """Append one line a record, each written whole."""
         records = list(records)
         with self.path.open("a", newline="", encoding="utf-8") as file:
             writer = csv.writer(file, lineterminator="\n")
             if file.tell() == 0:
-                writer.writerow(self.columns)
+                writer.writerow(columns(self.record))
             writer.writerows(astuple(record) for record in records)
         self.rows += len(records)
 
     def cut_back(self, rows: int) -> None:
         """Keep the header and the first rows, dropping what came later and any half-written line."""
-        lines = self.path.read_bytes().splitlines(keepends=True) if self.path.exists() else []
-        kept = lines[: rows + 1] if rows else []
-        if rows and (len(kept) <= rows or not kept[-1].endswith(b"\n")):
+        content = self.path.read_bytes() if self.path.exists() else b""
+        kept = content.split(b"\n")[:-1][: rows + 1] if rows else []
+        if len(kept) <= rows > 0:
             raise LogError(f"{self.path} has fewer than the {rows} rows that its checkpoint remembers")
-        if lines:
-            os.truncate(self.path, sum(map(len, kept)))
+        self.check(kept)
+        if content:
+            os.truncate(self.path, sum(len(line) + 1 for line in kept))
         self.rows = rows
+
+    def check(self, lines: list[bytes]) -> None:
+        """Refuse to go on behind rows that a report could not read."""
+        try:
+            list(parsed([line.decode() for line in lines], self.record))
+        except ValueError as error:
+            raise LogError(
+                f"{self.path.parent}: {refused(self.path, error)}; mend it or move the folder away"
+            ) from error
 
     def sync(self) -> None:
         """Make sure that the rows have reached the disk."""
@@ -137,20 +110,6 @@ class RunLog:
         """Make sure that all rows have reached the disk."""
         self.epochs.sync()
         self.refreshes.sync()
-
-
-def read_header(folder: Path) -> dict[str, Any] | None:
-    """Return the content of a run.json, or None if there is none."""
-    path = folder / "run.json"
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    except ValueError as error:
-        raise LogError(f"{path} cannot be read ({error}); move {folder} away to start afresh") from error
-    if not isinstance(content, dict):
-        raise LogError(f"{path} must hold an object, got {type(content).__name__}")
-    return content
 
 
 def sync(path: Path) -> None:

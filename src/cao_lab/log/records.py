@@ -1,0 +1,100 @@
+"""What a log consists of: the format's number, the states of a run, and a row of each CSV file."""
+
+from dataclasses import dataclass, fields
+from typing import Annotated, Any, Literal, TypeAlias, get_args
+
+FORMAT = 1
+
+Status = Literal["running", "interrupted", "finished", "diverged", "failed"]
+STATUSES: tuple[Status, ...] = get_args(Status)
+
+
+Finite: TypeAlias = Annotated[float, "finite"]
+"""A number that is never NaN or infinite, whatever becomes of the run."""
+
+
+class LogError(ValueError):
+    """A log that cannot be used, and why, in one line."""
+
+
+Setting: TypeAlias = str | float | bool | None
+"""A setting of a method; a whole number is one too."""
+METHOD_SETTINGS = ("schedule", "precision", "curvature", "curvature_samples")
+"""Settings of a run, beside those of its optimizer, that belong to the method."""
+
+
+@dataclass(frozen=True)
+class EpochRecord:
+    """One row of epochs.csv; docs/log-format.md says what each column means."""
+
+    epoch: int
+    step: int
+    train_loss: float
+    train_accuracy: float | None
+    test_loss: float
+    test_accuracy: float | None
+    lr: Finite
+    train_seconds: Finite
+    peak_memory_mib: Finite
+    peak_memory_source: str
+    gradient_evaluations: int
+    hessian_products: int
+    refreshes: int
+
+
+@dataclass(frozen=True)
+class RefreshRecord:
+    """One row of refreshes.csv: an eigenvalue as it was before a step."""
+
+    step: int
+    epoch: Finite
+    index: int
+    eigenvalue: float
+    residual: float
+    is_captured: bool
+    damping: float | None
+    hessian_products: int
+
+
+Record: TypeAlias = EpochRecord | RefreshRecord
+
+
+def columns(record: type[Record]) -> list[str]:
+    """Return the columns of a kind of record."""
+    return [field.name for field in fields(record)]
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """What run.json says of a run, as far as a report depends on it; what older logs lack is None."""
+
+    status: Status
+    suite: str
+    task: str
+    label: str
+    seed: int
+    epochs: int
+    """The budget."""
+    curvature: str | None
+    optimizer: dict[str, Any]
+    """The optimizer's name and settings."""
+    changed: dict[str, Setting]
+    """The settings of the method that differed from their defaults, and so stand in the label."""
+    steps_per_epoch: int | None
+    command: str | None
+    versions: dict[str, str]
+    git_commit: str | None
+    device: str | None
+    message: str | None
+
+
+def label_part(field: str, value: object) -> str:
+    """Return how a setting stands in a label: rank3 for a number, scaling=unit for a word."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return f"{field}{'' if is_number else '='}{written(value)}"
+
+
+def written(value: object) -> str:
+    """Return how the value of a setting is written."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return f"{value:g}" if is_number else str(value).lower()

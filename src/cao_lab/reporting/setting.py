@@ -1,0 +1,98 @@
+"""What a report is about: the runs of one task in one suite, who plays which part, and when each reached what."""
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from pandas import DataFrame
+
+from cao_lab.facts import SEARCHING, SUITES, SuiteKind, Thresholds, kind_of
+from cao_lab.protocol import final_train_losses, parts, representative, thresholds_of, without_tuning
+from cao_lab.reporting.analysis import TASK_KEY, Goal, ended_with_costs, first_epoch_below, product_prices
+from cao_lab.reporting.logreader import Logs
+from cao_lab.reporting.palette import coloured
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The runs of one task in one suite, and who plays which part among them."""
+
+    suite: str
+    task: str
+    epochs: DataFrame
+    refreshes: DataFrame
+    thresholds: Thresholds | None
+    labels: dict[str, str]
+    names: dict[str, str]
+    prices: dict[str, float]
+
+    @property
+    def kind(self) -> SuiteKind | None:
+        """What the suite asks."""
+        return kind_of(self.suite)
+
+    @cached_property
+    def by_label(self) -> dict[str, DataFrame]:
+        """The epochs of each label."""
+        return {str(label): epochs for label, epochs in self.epochs.groupby("label")}
+
+    def of(self, part: str) -> DataFrame:
+        """Return the epochs of one part, none if nobody plays it."""
+        return self.by_label.get(self.labels.get(part, ""), self.epochs[:0])
+
+    def lacking(self, *names: str) -> list[str]:
+        """Return the parts among these that nobody plays."""
+        return [name for name in names if name not in self.labels]
+
+    def name(self, part: str) -> str:
+        """Return what to call the method that plays a part."""
+        return self.names[self.labels[part]]
+
+    @cached_property
+    def best(self) -> DataFrame:
+        """The epochs of each method at its best rate, all of them where no rates were searched."""
+        if self.kind not in SEARCHING:
+            return self.epochs
+        runs = self.epochs.drop_duplicates("run").set_index("run")
+        runs = runs.assign(final_train_loss=final_train_losses(self.epochs))
+        kinds = runs.groupby(["optimizer", "rank", "momentum"], dropna=False)
+        return self.epochs[self.epochs["label"].isin([representative(runs) for _, runs in kinds])]
+
+    @cached_property
+    def ended(self) -> DataFrame:
+        """The epochs of ended runs with what each cost."""
+        return ended_with_costs(self.epochs, self.prices)
+
+    @cached_property
+    def known_hits(self) -> dict[float, DataFrame]:
+        """What `hits` has worked out so far."""
+        return {}
+
+    def hits(self, threshold: float) -> DataFrame:
+        """Return when each ended run first reached a threshold."""
+        if threshold not in self.known_hits:
+            self.known_hits[threshold] = first_epoch_below(self.ended, threshold)
+        return self.known_hits[threshold]
+
+    @property
+    def goal(self) -> Goal | None:
+        """The primary threshold and when each run reached it, None where no threshold was declared."""
+        return None if self.thresholds is None else Goal(self.thresholds.primary, self.hits(self.thresholds.primary))
+
+
+def settings(logs: Logs) -> list[Setting]:
+    """Return every task of every suite, the weightiest first, with its parts recognised."""
+    found, prices = [], product_prices(logs.bench)
+    for (suite, task), epochs in without_tuning(logs.epochs).groupby(TASK_KEY):
+        refreshes = logs.refreshes[(logs.refreshes["suite"] == suite) & (logs.refreshes["task"] == task)]
+        runs = logs.runs[(logs.runs["suite"] == suite) & (logs.runs["task"] == task) & logs.runs["has_ended"]]
+        levels, labels = thresholds_of(str(suite), str(task), epochs), parts(runs, str(suite))
+        names = dict(zip(runs["label"], runs["name"], strict=True))
+        one = Setting(str(suite), str(task), epochs, refreshes, levels, labels, names, prices)
+        found.append(replace(one, epochs=coloured(epochs, one.best)))
+    return sorted(found, key=weight)
+
+
+def weight(setting: Setting) -> tuple[int, int]:
+    """Return where a task stands in the report: by suite, and within it the one with most methods first."""
+    order = [*SUITES, setting.suite]
+    return order.index(setting.suite), -len(setting.by_label)
