@@ -13,10 +13,11 @@ from cao_lab.config import RunConfig
 from cao_lab.optimizer_config import AdaHessianConfig
 from cao_lab.runs import sharpness
 from cao_lab.runs.meter import Meter
-from cao_lab.runs.objective import Objective, Problem, channels_last
+from cao_lab.runs.objective import Objective, Problem
 from cao_lab.runs.optimizers import Refreshed, build_method
 from cao_lab.runs.runlog import EpochRecord, RefreshRecord
 from cao_lab.tasks.data import Dataset, batches, evaluation_batches
+from cao_lab.tasks.problems import channels_last
 
 EVALUATION_BATCH = 500
 
@@ -106,7 +107,7 @@ class Training:
         progress = self.progress
         self._set_rate()
         monitor = self._monitor if self._is_monitoring_due() else None
-        inputs = inputs if self._is_differentiated_twice() else channels_last(inputs)
+        inputs = inputs if self._is_differentiated_twice() else channels_last(inputs, self.model)
         objective = Objective(self.problem, inputs, targets, progress.step, monitor)
         self.method.step(objective, self._note_refresh)
         progress.batch += 1
@@ -196,7 +197,7 @@ class Training:
         for batch in evaluation_batches(dataset, EVALUATION_BATCH):
             inputs, targets = self.problem.cast(batch)
             with self.problem.autocast():
-                outputs = self.model(channels_last(inputs))
+                outputs = self.model(channels_last(inputs, self.model))
                 loss = self.problem.loss_of_outputs(outputs, targets)
             loss_sum += loss.item() * len(inputs)
             correct += self._correct(outputs, targets)
