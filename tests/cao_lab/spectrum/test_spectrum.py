@@ -19,7 +19,6 @@ from cao_lab.spectrum.config import SpectrumConfig, SpectrumError
 from cao_lab.spectrum.measure import measure, measure_spectrum
 from cao_lab.spectrum.target import Target, load_target, split
 
-torch.set_num_threads(1)
 EXAMPLES = Path(__file__).parents[3] / "examples"
 
 
