@@ -119,12 +119,13 @@ def test_a_mistyped_flag_gets_a_suggestion(cao):
         (["suite", "demo", "--jobs", "0"], "cao: jobs must be at least 1, got 0"),
     ],
 )
-def test_wrong_input_is_answered_in_one_line(cao, monkeypatch, arguments, message):
+def test_wrong_input_is_answered_in_one_line_and_leaves_nothing_behind(cao, tmp_path, monkeypatch, arguments, message):
     monkeypatch.delenv("CAO_DATA", raising=False)
     code, said = cao(*arguments)
     assert code == 2
     assert said.startswith(message)
     assert said.count("\n") == 1
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("command", [[], ["train"], ["train", "cao"], ["suite"], ["report"], ["theory"], ["data"]])
