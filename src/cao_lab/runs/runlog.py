@@ -71,13 +71,25 @@ class RowFile:
 
     def cut_back(self, rows: int) -> None:
         """Keep the header and the first rows, dropping what came later and any half-written line."""
-        lines = self.path.read_bytes().splitlines(keepends=True) if self.path.exists() else []
+        content = self.path.read_bytes() if self.path.exists() else b""
+        lines = content.split(b"\n")[:-1]
+        if rows:
+            self._check(lines, rows)
         kept = lines[: rows + 1] if rows else []
-        if rows and (len(kept) <= rows or not kept[-1].endswith(b"\n")):
-            raise LogError(f"{self.path} has fewer than the {rows} rows that its checkpoint remembers")
-        if lines:
-            os.truncate(self.path, sum(map(len, kept)))
+        if content:
+            os.truncate(self.path, sum(len(line) + 1 for line in kept))
         self.rows = rows
+
+    def _check(self, lines: list[bytes], rows: int) -> None:
+        """Refuse a file in which the rows that a checkpoint counts on are not as they were written."""
+        advice = f"put a copy of it back, or remove {self.path.parent} to begin the run anew"
+        if len(lines) <= rows:
+            raise LogError(f"{self.path} has fewer than the {rows} rows that its checkpoint remembers; {advice}")
+        if lines[0] != ",".join(self.columns).encode():
+            raise LogError(f"{self.path} does not begin with the names of its columns; {advice}")
+        for number, line in enumerate(lines[1 : rows + 1], start=2):
+            if b"\r" in line or line.count(b",") != len(self.columns) - 1:
+                raise LogError(f"{self.path} is damaged in line {number}; {advice}")
 
     def sync(self) -> None:
         """Make sure that the rows have reached the disk."""

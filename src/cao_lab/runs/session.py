@@ -139,17 +139,28 @@ class Session:
 
     def resume(self) -> None:
         """Go on from the last whole checkpoint, or begin, with the log cut back to match."""
-        saved = checkpoint.load(self.log.folder, warn=print_warning)
-        rows = {"epochs": 0, "refreshes": 0} if saved is None else saved["rows"]
-        if saved is not None:
-            self.training.load_state_dict(saved["training"])
-        self.log.cut_back(**rows)
+        rows = checkpoint.load(self.log.folder, print_warning, self.restore)
+        self.log.cut_back(**(rows or {"epochs": 0, "refreshes": 0}))
         header = self.log.header
-        if header is None or saved is None:
+        if header is None or rows is None:
             self.log.write_header(self.header())
         else:
             resumed = [*header.get("resumed", []), {"at": now(), **circumstances(self.training.device)}]
             self.log.update_header(status="running", ended_at=None, message=None, resumed=resumed)
+
+    def restore(self, saved: checkpoint.State) -> dict[str, int]:
+        """Take up the training from a checkpoint, and return how many rows of the log belong to it."""
+        rows = {name: saved["rows"][name] for name in ("epochs", "refreshes")}
+        training = self.training
+        try:
+            training.load_state_dict(saved["training"])
+            if rows["epochs"] != training.progress.epoch or type(rows["refreshes"]) is not int or rows["refreshes"] < 0:
+                raise ValueError(f"it counts {rows} rows after {training.progress.epoch} epochs")
+        except Exception:
+            # A part of the state may have been taken over.
+            self.training = Training(self.config, training.problem.dataset, training.device)
+            raise
+        return rows
 
     def header(self) -> dict[str, Any]:
         """Return what run.json says at the start."""

@@ -35,6 +35,16 @@ class Progress:
     samples: int = 0
     has_diverged: bool = False
 
+    def check(self, epochs: int, steps_per_epoch: int) -> None:
+        """Refuse what a run of so many epochs never comes to."""
+        for name, value in vars(self).items():
+            kind = type(getattr(Progress, name))
+            if type(value) is not kind or (kind is int and value < 0):
+                raise ValueError(f"progress has {name} {value!r}")
+        is_step_right = self.has_diverged or self.step == self.epoch * steps_per_epoch + self.batch
+        if self.epoch > epochs or self.batch > steps_per_epoch or not is_step_right:
+            raise ValueError(f"progress is at step {self.step}, batch {self.batch} of epoch {self.epoch} of {epochs}")
+
     def complete_epoch(self) -> None:
         """Count the epoch as completed and clear its sums."""
         self.epoch += 1
@@ -215,11 +225,12 @@ class Training:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from where `state_dict` was taken."""
+        """Go on from where `state_dict` was taken; if that fails, the training is of no further use."""
+        self.progress = Progress(**state["progress"])
+        self.progress.check(self.config.epochs, self.steps_per_epoch)
         self.model.load_state_dict(state["model"])
         self.method.optimizer.load_state_dict(state["optimizer"])
-        self.progress = Progress(**state["progress"])
-        self.meter.seconds = state["seconds"]
+        self.meter.seconds = float(state["seconds"])
         torch.set_rng_state(state["random"])
         if self.device.type == "cuda":
             torch.cuda.set_rng_state_all(state["random_cuda"])

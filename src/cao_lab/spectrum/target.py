@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from cao import GaussNewton, Hessian, Mean
 from cao.curvature import ParameterOperator
 from cao.isolation import isolated_forward
-from cao_lab.config import config_from_dict
+from cao_lab.config import command_line, config_from_dict
 from cao_lab.runs import checkpoint
 from cao_lab.runs.objective import Problem
 from cao_lab.runs.runlog import read_header
@@ -100,14 +100,13 @@ def target_of_run(config: SpectrumConfig) -> Target:
             "or path.py:function"
         )
     run = config_from_dict(header.get("config", {}))
-    saved = checkpoint.load(folder, warn=warn)
-    if saved is None:
-        raise SpectrumError(
-            f"{folder} has no checkpoint.pt, which is not kept in git; make one: {header['command']} --logs out/logs"
-        )
     dataset = dataset_for(run.model, load(run.dataset, config.data_dir, run.train_samples))
     problem = Problem(run, dataset, torch.device("cpu"))
-    problem.model.load_state_dict(saved["training"]["model"])
+    if checkpoint.load(folder, warn, lambda saved: problem.model.load_state_dict(saved["training"]["model"])) is None:
+        raise SpectrumError(
+            f"{folder} has no checkpoint.pt that is whole, and git keeps none; "
+            f"make one: {command_line(run)} --logs out/logs"
+        )
     samples = min(config.samples, len(dataset.train_inputs))
     batch = problem.cast(curvature_batch(dataset, samples, seed=config.seed, step=0))
     parts = split(batch, config.part or run.batch_size or run.curvature_part)
