@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from cao import GaussNewton, Hessian, Mean
 from cao.curvature import ParameterOperator
-from cao_lab.config import RunConfig
+from cao_lab.config import ConfigError, RunConfig
 from cao_lab.tasks.data import Batch, Dataset, curvature_batch
 from cao_lab.tasks.problems import build_model, channels_last, dataset_for, loss_function, regularizer
 
@@ -32,6 +32,9 @@ class Problem:
     def __init__(self, config: RunConfig, dataset: Dataset, device: torch.device) -> None:
         self.config = config
         dataset = dataset_for(config.model, dataset)
+        size = len(dataset.train_inputs)
+        if config.curvature_samples is not None and config.curvature_samples > size:
+            raise ConfigError(f"curvature_samples must be at most {size}, got {config.curvature_samples}")
         self.dataset = dataset.to(device)
         self.device = device
         self.dtype = torch.float64 if config.precision == "fp64" else torch.float32

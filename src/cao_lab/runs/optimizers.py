@@ -167,7 +167,11 @@ def _(config: LBFGSConfig, model: nn.Module, seed: int) -> Method:
 @build_method.register
 def _(config: CAOConfig, model: nn.Module, seed: int) -> Method:
     settings = {key: value for key, value in asdict(config).items() if key not in ("name", "sketch")}
-    optimizer = CAO(trainable(model), seed=seed, **settings)
+    params = trainable(model)
+    optimizer = CAO(params, seed=seed, **settings)
+    size = sum(p.numel() for p in params)
+    if config.rank > size:
+        raise ConfigError(f"rank must not exceed the number of parameters, got {config.rank} for {size}")
 
     def step(objective: Objective, on_refresh: OnRefresh) -> None:
         optimizer.zero_grad()

@@ -158,10 +158,11 @@ def read_header(folder: Path) -> dict[str, Any] | None:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
-    except ValueError as error:
+    # JSON that is nested too deeply, and numbers of too many digits.
+    except (ValueError, RecursionError) as error:
         raise LogError(f"{path} cannot be read ({error}); move {folder} away to start afresh") from error
-    if not isinstance(content, dict):
-        raise LogError(f"{path} must hold an object, got {type(content).__name__}")
+    if not isinstance(content, dict) or not isinstance(content.get("status"), str):
+        raise LogError(f"{path} is not the header of a run; move {folder} away to start afresh")
     return content
 
 

@@ -145,7 +145,7 @@ class Session:
         if header is None or rows is None:
             self.log.write_header(self.header())
         else:
-            resumed = [*header.get("resumed", []), {"at": now(), **circumstances(self.training.device)}]
+            resumed = [*(header.get("resumed") or []), {"at": now(), **circumstances(self.training.device)}]
             self.log.update_header(status="running", ended_at=None, message=None, resumed=resumed)
 
     def restore(self, saved: checkpoint.State) -> dict[str, int]:
