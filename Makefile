@@ -8,6 +8,7 @@ demo: .venv/installed
 	$(BIN)/cao suite demo --jobs 2 --logs out/demo
 	$(BIN)/cao report out/demo --out out/report
 
+# A crashed or hung test ends the run with its name: see [tool.pytest.ini_options] in pyproject.toml.
 test: check
 	$(BIN)/pytest
 

@@ -8,7 +8,7 @@ from sklearn.datasets import load_digits
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from cao import GaussNewton, Hessian, lanczos
+from cao import GaussNewton, Hessian, Lanczos
 from cao.linalg import random_columns
 
 
@@ -24,7 +24,7 @@ def main() -> None:
     hessian = Hessian(lambda: cross_entropy(model(inputs), targets), params)
     gauss_newton = GaussNewton(model, inputs, lambda outputs: cross_entropy(outputs, targets))
     for name, operator in (("Hessian", hessian), ("Gauss-Newton", gauss_newton)):
-        pairs = lanczos(operator, start, 60, count=5, tolerance=1e-3)
+        pairs = Lanczos(60, count=5, tolerance=1e-3)(operator, start)
         values = ", ".join(f"{value:.3f}" for value in pairs.values)
         print(f"{name}: {values} (largest residual {pairs.residuals.max():.1e}, {pairs.products} products)")
 

@@ -1,3 +1,4 @@
+import re
 import subprocess
 import sys
 import tomllib
@@ -37,11 +38,18 @@ def link_distribution(name: str, folder: Path) -> None:
         (folder / top).symlink_to(distribution.locate_file(top))
 
 
-def test_the_wheel_imports_and_steps_with_torch_and_jaxtyping_alone(wheel, tmp_path):
+@pytest.fixture(scope="module")
+def installed_alone(wheel, tmp_path_factory) -> Path:
+    """Return a folder of packages that holds the wheel, torch, jaxtyping and what these need."""
+    folder = tmp_path_factory.mktemp("installed")
     for name in requirements_of("torch") | requirements_of("jaxtyping"):
-        link_distribution(name, tmp_path)
+        link_distribution(name, folder)
     with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(tmp_path)
+        archive.extractall(folder)
+    return folder
+
+
+def test_the_wheel_imports_and_steps_with_torch_and_jaxtyping_alone(installed_alone):
     program = """
 import torch, cao
 weight = torch.nn.Parameter(torch.ones(3))
@@ -53,8 +61,22 @@ optimizer.step()
 print(cao.__file__)
 """
     command = [sys.executable, "-S", "-W", "ignore", "-c", program]
-    output = subprocess.run(command, check=True, capture_output=True, text=True, env={"PYTHONPATH": str(tmp_path)})
-    assert output.stdout.startswith(str(tmp_path))
+    output = subprocess.run(
+        command, check=True, capture_output=True, text=True, env={"PYTHONPATH": str(installed_alone)}
+    )
+    assert output.stdout.startswith(str(installed_alone))
+
+
+def test_the_command_without_the_laboratory_names_the_extra_in_one_line(installed_alone):
+    entry = (next(installed_alone.glob("cao_optimizer-*.dist-info")) / "entry_points.txt").read_text()
+    module, function = re.search(r"^cao = (\S+):(\S+)$", entry, re.MULTILINE).groups()
+    program = f"from {module} import {function}; {function}()"
+    environment = {"PYTHONPATH": str(installed_alone)}
+    command = [sys.executable, "-S", "-c", program]
+    ended = subprocess.run(command, check=False, capture_output=True, text=True, env=environment)
+    assert ended.returncode == 1
+    assert ended.stdout == ""
+    assert re.fullmatch(r"cao: \w+ is not installed; .* pip install 'cao-optimizer\[lab\]'\n", ended.stderr)
 
 
 def test_the_wheel_is_typed_and_carries_its_licence(wheel):

@@ -78,6 +78,8 @@ def theory(logs: Path = Path("logs"), out: Path = Path("report")) -> int:
     """
     from cao_lab.theory import check_theory
 
+    for folder in (logs, out):  # One that cannot be written to shows at once, and not after minutes.
+        folder.mkdir(parents=True, exist_ok=True)
     print(check_theory(logs, out).to_string(index=False))
     return 0
 
@@ -154,11 +156,13 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     except Exception as error:
         if not is_expected(error):
             raise
-        print(f"cao: {error}", file=sys.stderr)
+        print(f"cao: {' '.join(str(error).split())}", file=sys.stderr)
         sys.exit(WRONG_INPUT)
     sys.exit(code)
 
 
 def is_expected(error: Exception) -> bool:
-    """Whether the error speaks to the user rather than to a programmer: ours, or the file system's."""
-    return isinstance(error, OSError | ValueError) or type(error).__module__.startswith("cao_lab")
+    """Whether the error speaks to the user rather than to a programmer: ours, the file system's, or want of memory."""
+    is_out_of_memory = isinstance(error, MemoryError) or "allocate memory" in str(error)
+    is_ours = type(error).__module__.startswith("cao_lab")
+    return is_ours or is_out_of_memory or isinstance(error, OSError | ValueError)

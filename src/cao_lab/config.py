@@ -1,6 +1,7 @@
 """What a run is: a frozen dataclass that is the command line, the log's header and its path at once."""
 
 import math
+import os
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
@@ -13,7 +14,13 @@ DatasetName = Literal["digits", "cifar10", "cifar100", "breast-cancer", "diabete
 ModelName = Literal["resnet18", "resnet34", "linear", "mlp", "autoencoder"]
 
 AT_LEAST_ONE = ("epochs", "width", "train_samples", "batch_size", "curvature_samples", "curvature_part")
+OF_OPTIMIZERS_AT_LEAST_ONE = ("max_iterations", "history", "update_every")
 NOT_NEGATIVE = ("seed", "l2", "monitor_curvature")
+# What is larger is a slip of the keyboard: it would fill the memory, or never end, before anybody knew why.
+AT_MOST = {"seed": 2**63 - 1, "width": 4096, "epochs": 10**7, "monitor_curvature": 1000}
+# Products of two settings must not overflow single precision.
+LARGEST_NUMBER = 1e30
+MOST_THREADS = 1024
 
 
 class ConfigError(Exception):
@@ -66,12 +73,13 @@ class RunConfig:
         for field in NOT_NEGATIVE:
             if getattr(self, field) < 0:
                 raise ConfigError(f"{field} must not be negative, got {getattr(self, field)}")
-        for field, value in {**vars(self.optimizer), "l2": self.l2}.items():
-            if isinstance(value, float) and not math.isfinite(value):
-                raise ConfigError(f"{field} must be finite, got {value}")
+        for field, most in AT_MOST.items():
+            if getattr(self, field) > most:
+                raise ConfigError(f"{field} must be at most {most}, got {getattr(self, field)}")
+        check_numbers({**vars(self.optimizer), "l2": self.l2})
         if isinstance(self.optimizer, LBFGSConfig) and self.batch_size is not None:
             raise ConfigError("lbfgs needs the whole training set in a step: add --batch-size None")
-        if not self.suite or Path(self.suite).is_absolute() or ".." in Path(self.suite).parts:
+        if Path(self.suite).parts != (self.suite,) or self.suite in (os.sep, ".."):
             raise ConfigError(f"suite must be a folder name, got {self.suite!r}")
 
     @property
@@ -104,6 +112,21 @@ class RunConfig:
         return Path(self.suite, self.task, self.label, f"seed{self.seed}")
 
 
+def check_numbers(settings: dict[str, Any]) -> None:
+    """Refuse settings of an optimizer that make no sense with any data."""
+    for field, value in settings.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ConfigError(f"{field} must be finite, got {value}")
+        if isinstance(value, int | float) and abs(value) > LARGEST_NUMBER:
+            raise ConfigError(f"{field} must be at most {LARGEST_NUMBER:g}, got {value:g}")
+        if field in OF_OPTIMIZERS_AT_LEAST_ONE and value < 1:
+            raise ConfigError(f"{field} must be at least 1, got {value}")
+        if field in ("lr", "adamw_lr") and value < 0:
+            raise ConfigError(f"{field} must not be negative, got {value}")
+        if field == "max_gradient_norm" and value is not None and value <= 0:
+            raise ConfigError(f"{field} must be positive, or None, got {value}")
+
+
 @dataclass(frozen=True)
 class Execution:
     """Where and how a run is carried out: none of this is part of what the run is."""
@@ -120,6 +143,18 @@ class Execution:
     """Save within an epoch after this many minutes; after an epoch it is saved anyway."""
     tensorboard: bool = False
     """Write the rows of the log for TensorBoard too, into the run's folder."""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be meant."""
+        check_threads(self.threads)
+        if not 0 <= self.checkpoint_minutes < math.inf:
+            raise ConfigError(f"checkpoint_minutes must be finite and not negative, got {self.checkpoint_minutes}")
+
+
+def check_threads(threads: int | None) -> None:
+    """Refuse a number of threads that torch would not take."""
+    if threads is not None and not 1 <= threads <= MOST_THREADS:
+        raise ConfigError(f"threads must be from 1 to {MOST_THREADS}, got {threads}")
 
 
 def optimizer_label(optimizer: OptimizerConfig) -> str:
@@ -146,7 +181,7 @@ def config_from_dict(data: dict[str, Any]) -> RunConfig:
         optimizer = dict(data["optimizer"])
         kind = optimizer_configs()[optimizer["name"]]
         return RunConfig(**{**data, "optimizer": kind(**optimizer)})
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, ValueError) as error:
         raise ConfigError(f"not the config of a run: {error}") from error
 
 

@@ -2,6 +2,8 @@
 
 import importlib.util
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 
@@ -10,14 +12,25 @@ from cao_lab.config import ConfigError
 
 def import_file(path: Path) -> ModuleType:
     """Import a file as a script would be: its neighbours can be imported too."""
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    # A file may be called like a module that is in use; that one must stay what it is.
+    name = path.stem if path.stem not in sys.modules else f"user_code_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
     if not path.is_file() or spec is None or spec.loader is None:
         raise ConfigError(f"{path} is not a file; name a Python file and something in it, path.py:name")
     module = importlib.util.module_from_spec(spec)
     sys.path.insert(0, str(path.parent.resolve()))
-    sys.modules[path.stem] = module
-    try:
+    sys.modules[name] = module
+    with explained(f"{path} cannot be imported"):
         spec.loader.exec_module(module)
-    except Exception as error:
-        raise ConfigError(f"{path} cannot be imported ({type(error).__name__}: {error})") from error
     return module
+
+
+@contextmanager
+def explained(what: str) -> Iterator[None]:
+    """Tell in one line what code of the user's raised; its end of the program is no end of ours."""
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        if type(error).__module__.startswith("cao_lab"):
+            raise
+        raise ConfigError(f"{what} ({type(error).__name__}: {error})") from error

@@ -2,6 +2,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 from cao_lab.cli import main
 from cao_lab.log.header import read_header
@@ -91,6 +92,88 @@ def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one(cao, tmp_path, m
     assert [line.split(",")[:6] for line in (again / "epochs.csv").read_text().splitlines()] == expected
 
 
+@pytest.fixture
+def interrupted(cao, tmp_path, monkeypatch):
+    """Return the folder of a run that was killed before its end, with two checkpoints."""
+    monkeypatch.setattr(session, "SECONDS_BETWEEN_CHECKPOINTS", 0.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(session.Session, "finish", lambda _: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            main(SHORT)
+    return tmp_path / "logs" / FOLDER
+
+
+def damaged(**changes):
+    """Return a function that changes entries of a state below `training`."""
+
+    def change(saved):
+        saved["training"].update(changes)
+
+    return change
+
+
+NOT_WHOLE = {
+    "no training": lambda saved: saved.pop("training"),
+    "no rows": lambda saved: saved.pop("rows"),
+    "text for rows": lambda saved: saved.update(rows="two"),
+    "rows of another run": lambda saved: saved.update(rows={"epochs": 7, "refreshes": 0}),
+    "fewer than no rows": lambda saved: saved["rows"].update(refreshes=-1),
+    "no model": lambda saved: saved["training"].pop("model"),
+    "a layer less": lambda saved: saved["training"]["model"].popitem(),
+    "another shape": lambda saved: saved["training"]["model"].update({"1.weight": torch.zeros(3)}),
+    "text for the model": damaged(model="model"),
+    "no optimizer": lambda saved: saved["training"].pop("optimizer"),
+    "no groups": lambda saved: saved["training"]["optimizer"].pop("param_groups"),
+    "beyond the end": lambda saved: saved["training"]["progress"].update(epoch=99),
+    "another step": lambda saved: saved["training"]["progress"].update(step=5),
+    "text for a number": lambda saved: saved["training"]["progress"].update(samples="many"),
+    "an unknown field": lambda saved: saved["training"]["progress"].update(age=3),
+    "a short random state": damaged(random=torch.zeros(3, dtype=torch.uint8)),
+    "text for seconds": damaged(seconds="long"),
+    "nothing": lambda saved: saved.clear(),
+}
+
+
+@pytest.mark.parametrize("change", NOT_WHOLE.values(), ids=NOT_WHOLE)
+def test_a_checkpoint_that_loads_but_is_not_whole_is_passed_over(cao, interrupted, change):
+    for path in (checkpoint.current(interrupted), checkpoint.previous(interrupted)):
+        saved = checkpoint.read(path)
+        change(saved)
+        torch.save({**saved, "checksum": checkpoint.checksum(saved)}, path)
+    code, said = cao(*SHORT)
+    assert code == 0
+    assert said.count("is not whole") == 2
+    assert said.count("\n") == 3
+    assert "finished after 2 of 2 epochs" in said
+
+
+@pytest.mark.parametrize(
+    "change", [lambda saved: saved.clear(), lambda saved: saved["training"]["model"].popitem()], ids=["empty", "layer"]
+)
+def test_a_spectrum_needs_a_checkpoint_that_is_whole(cao, interrupted, change):
+    saved = checkpoint.read(checkpoint.current(interrupted))
+    change(saved)
+    checkpoint.save(saved, interrupted)
+    checkpoint.forget_previous(interrupted)
+    code, said = cao("spectrum", str(interrupted))
+    assert code == 2
+    assert "is not whole" in said
+    assert "has no checkpoint.pt that is whole" in said
+    assert said.count("\n") == 2
+
+
+def test_a_run_goes_on_only_from_a_log_that_is_whole(cao, interrupted):
+    path = interrupted / "epochs.csv"
+    whole = path.read_text()
+    path.write_text(whole.replace("train_loss", "train_lass"))
+    code, said = cao(*SHORT)
+    assert code == 2
+    assert "epochs.csv does not begin with the names of its columns" in said
+    assert said.count("\n") == 1
+    path.write_text(whole)
+    assert cao(*SHORT)[0] == 0
+
+
 def test_a_full_disk_ends_the_run_in_one_line(cao, tmp_path, monkeypatch):
     def full(*_args, **_kwargs):
         raise OSError(28, "No space left on device")
@@ -120,12 +203,13 @@ def test_a_mistyped_flag_gets_a_suggestion(cao):
         (["suite", "demo", "--jobs", "0"], "cao: jobs must be at least 1, got 0"),
     ],
 )
-def test_wrong_input_is_answered_in_one_line(cao, monkeypatch, arguments, message):
+def test_wrong_input_is_answered_in_one_line_and_leaves_nothing_behind(cao, tmp_path, monkeypatch, arguments, message):
     monkeypatch.delenv("CAO_DATA", raising=False)
     code, said = cao(*arguments)
     assert code == 2
     assert said.startswith(message)
     assert said.count("\n") == 1
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("command", [[], ["train"], ["train", "cao"], ["suite"], ["report"], ["theory"], ["data"]])

@@ -6,8 +6,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from cao import Eigenpairs, Hessian, lanczos
-from cao.curvature import ParameterOperator
+from cao import Eigenpairs, Hessian, Lanczos
+from cao.operators import ParameterOperator
 from cao_lab.bench.race import COUNT, by_eigsh, plain_product
 from cao_lab.bench.rows import Row, Rows
 from cao_lab.bench.sizes import Sizes
@@ -38,7 +38,7 @@ def accuracy_rows(sizes: Sizes) -> Rows:
 def solved(operator: ParameterOperator, task: Task, sizes: Sizes) -> Eigenpairs:
     """Return the top eigenpairs of an operator, as converged as the reference: unfinished ones can change places."""
     products = 3 * sizes.solver_products
-    return lanczos(operator, cold_start(task, 0), products, count=COUNT, tolerance=REFERENCE_TOLERANCE)
+    return Lanczos(products, count=COUNT, tolerance=REFERENCE_TOLERANCE)(operator, cold_start(task, 0))
 
 
 def exact_row(name: str, pairs: Eigenpairs, reference: Eigenpairs, where: str) -> Row:

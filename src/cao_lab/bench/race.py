@@ -12,7 +12,7 @@ from scipy.sparse.linalg import LinearOperator, eigsh
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from cao import Eigenpairs, Hessian, lanczos
+from cao import Eigenpairs, Hessian, Lanczos
 from cao_lab.bench.rows import Row, Rows, estimate
 from cao_lab.bench.sizes import Sizes
 from cao_lab.bench.task import Task
@@ -101,7 +101,7 @@ def largest_residual(pairs: Eigenpairs, task: Task) -> float:
 def ours(task: Task, max_products: int) -> Eigenpairs:
     """Solve by this library's Lanczos on the graph of one forward pass."""
     hessian = Hessian(task.loss(), task.params)
-    return lanczos(hessian, cold_start(task, 0), max_products - 1, count=COUNT, tolerance=TOLERANCE)
+    return Lanczos(max_products - 1, count=COUNT, tolerance=TOLERANCE)(hessian, cold_start(task, 0))
 
 
 def by_eigsh(product: Callable[[Tensor], Tensor], task: Task, tolerance: float = TOLERANCE) -> Eigenpairs:

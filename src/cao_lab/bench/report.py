@@ -18,7 +18,6 @@ FARTHEST = 4.0
 
 def write_rows(rows: Sequence[Row], out: Path) -> None:
     """Write bench.json into a folder."""
-    out.mkdir(parents=True, exist_ok=True)
     text = json.dumps([asdict(row) for row in rows], indent=1, ensure_ascii=False)
     (out / "bench.json").write_text(text + "\n", encoding="utf-8")
 

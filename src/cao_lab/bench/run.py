@@ -39,6 +39,8 @@ def run_bench(out: Path, quick: bool) -> Rows:
 
 def measure(sizes: Sizes, out: Path, title: str) -> Rows:
     """Go through the sections; the rows are on disk after each of them."""
+    # A folder that cannot be written to shows at once, and not after minutes.
+    out.mkdir(parents=True, exist_ok=True)
     rows: Rows = []
     for section in (bar := tqdm(SECTIONS, disable=None)):
         bar.set_description(section)

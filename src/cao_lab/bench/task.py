@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from cao import CAO, Eigenpairs, GaussNewton, Hessian
-from cao.curvature import ParameterOperator
 from cao.linalg import orthonormalize, random_columns
-from cao_lab.runs.objective import channels_last
+from cao.operators import ParameterOperator
+from cao_lab.tasks.problems import channels_last
 from cao_lab.tasks.resnet import resnet18
 
 Curvature: TypeAlias = Literal["gauss-newton", "hessian", "parts"]
@@ -45,7 +45,7 @@ class Task:
 
     def training_loss(self) -> Tensor:
         """Run the model and return the mean loss, for a gradient."""
-        return cross_entropy(self.model(channels_last(self.inputs)), self.targets)
+        return cross_entropy(self.model(channels_last(self.inputs, self.model)), self.targets)
 
     def part_losses(self) -> Iterator[Tensor]:
         """Yield the mean loss of each part of the batch."""
@@ -55,7 +55,7 @@ class Task:
 
     def gauss_newton(self) -> GaussNewton:
         """Return the Gauss-Newton matrix of the batch."""
-        inputs, targets = channels_last(self.inputs), self.targets
+        inputs, targets = channels_last(self.inputs, self.model), self.targets
         return GaussNewton(self.model, inputs, lambda outputs: cross_entropy(outputs, targets))
 
     def source(self, curvature: Curvature) -> Tensor | Callable[[], Iterator[Tensor]] | ParameterOperator:

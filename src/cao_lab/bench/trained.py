@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from cao import Hessian, lanczos
+from cao import Hessian, Lanczos
 from cao.linalg import random_columns
 from cao_lab.bench.sizes import Sizes
 from cao_lab.bench.task import Task, device, seeded_resnet
@@ -57,7 +57,7 @@ def trained(sizes: Sizes) -> Trained:
 def top_vector(task: Task, products: int) -> Tensor:
     """Return the Hessian's top eigenvector, as one column."""
     hessian = Hessian(task.loss(), task.params)
-    return lanczos(hessian, cold_start(task, 0), products - 1, tolerance=SKETCH_TOLERANCE).vectors
+    return Lanczos(products - 1, tolerance=SKETCH_TOLERANCE)(hessian, cold_start(task, 0)).vectors
 
 
 def cold_start(task: Task, seed: int) -> Tensor:

@@ -1,10 +1,8 @@
 """How many products a refresh needs from the last sketch, and how many from nothing."""
 
-from collections.abc import Callable
-
 from torch import Tensor
 
-from cao import Eigenpairs, lanczos, subspace_iteration
+from cao.policies import eigensolver_for
 from cao_lab.bench.rows import Row, Rows, estimate
 from cao_lab.bench.sizes import Sizes
 from cao_lab.bench.task import Curvature
@@ -12,7 +10,6 @@ from cao_lab.bench.trained import Trained, cold_start, trained
 
 TOLERANCE = 1e-2
 TARGET = 4.0
-SOLVERS: dict[str, Callable[..., Eigenpairs]] = {"lanczos": lanczos, "subspace": subspace_iteration}
 COMPARED: tuple[tuple[Curvature, str], ...] = (
     ("hessian", "lanczos"),
     ("hessian", "subspace"),
@@ -36,7 +33,7 @@ def products_row(network: Trained, sizes: Sizes, curvature: Curvature, solver: s
     for number, task in enumerate(network.on_fresh_batches()):
         first: Tensor = network.old_vector if start == "warm" else cold_start(task, 1 + number)
         operator, iterations = task.operator(curvature), sizes.solver_products - 1
-        pairs = SOLVERS[solver](operator, first, iterations, tolerance=TOLERANCE)
+        pairs = eigensolver_for(solver, iterations, TOLERANCE)(operator, first)
         counts.append(float(pairs.products))
         open_ends += bool(pairs.residuals[0] > TOLERANCE * pairs.values[0].abs())
     age = f"a start {sizes.training_steps} SGD steps old" if start == "warm" else "a random start"

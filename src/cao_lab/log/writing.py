@@ -36,21 +36,20 @@ class RowFile:
         """Keep the header and the first rows, dropping what came later and any half-written line."""
         content = self.path.read_bytes() if self.path.exists() else b""
         kept = content.split(b"\n")[:-1][: rows + 1] if rows else []
-        if len(kept) <= rows > 0:
-            raise LogError(f"{self.path} has fewer than the {rows} rows that its checkpoint remembers")
-        self.check(kept)
+        self.check(kept, rows)
         if content:
             os.truncate(self.path, sum(len(line) + 1 for line in kept))
         self.rows = rows
 
-    def check(self, lines: list[bytes]) -> None:
-        """Refuse to go on behind rows that a report could not read."""
+    def check(self, lines: list[bytes], rows: int) -> None:
+        """Refuse to go on behind rows that are missing, or that a report could not read."""
+        advice = f"put a copy of it back, or remove {self.path.parent} to begin the run anew"
+        if len(lines) <= rows > 0:
+            raise LogError(f"{self.path} has fewer than the {rows} rows that its checkpoint remembers; {advice}")
         try:
             list(parsed([line.decode() for line in lines], self.record))
         except ValueError as error:
-            raise LogError(
-                f"{self.path.parent}: {refused(self.path, error)}; mend it or move the folder away"
-            ) from error
+            raise LogError(f"{self.path.parent}: {refused(self.path, error)}; {advice}") from error
 
     def sync(self) -> None:
         """Make sure that the rows have reached the disk."""

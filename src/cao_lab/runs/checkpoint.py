@@ -1,16 +1,21 @@
 """Saving the state of a run so that a kill, a power cut or a full disk at any instant leaves a whole checkpoint."""
 
 import errno
+import hashlib
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 
 from cao_lab.log.writing import sync
 
 State = dict[str, Any]
+Restored = TypeVar("Restored")
+
+CHECKSUM = "checksum"
 
 
 class CheckpointError(RuntimeError):
@@ -32,7 +37,7 @@ def save(state: State, folder: Path) -> None:
     temporary = folder / "checkpoint.pt.new"
     try:
         with temporary.open("wb") as file:
-            torch.save(state, file)
+            torch.save({**state, CHECKSUM: checksum(state)}, file)
         sync(temporary)
     # A full disk reaches us as OSError from the file or as RuntimeError from torch's writer.
     except (OSError, RuntimeError) as error:
@@ -49,16 +54,31 @@ def save(state: State, folder: Path) -> None:
     sync(folder)
 
 
-def load(folder: Path, warn: Callable[[str], None]) -> State | None:
-    """Return the newest whole checkpoint, or None if there is none; a damaged one is reported and passed over."""
+def load(folder: Path, warn: Callable[[str], None], restore: Callable[[State], Restored]) -> Restored | None:
+    """Return what `restore` makes of the newest whole checkpoint, or None if there is none.
+
+    One that is damaged, or that `restore` finds incomplete, is reported and passed over.
+    """
     for path in (current(folder), previous(folder)):
         if not path.exists():
             continue
         try:
-            return read(path)
+            return restored(path, restore)
         except CheckpointError as error:
             warn(f"{error}; it is passed over")
     return None
+
+
+def restored(path: Path, restore: Callable[[State], Restored]) -> Restored:
+    """Return what `restore` makes of one checkpoint."""
+    state = read(path)
+    try:
+        return restore(state)
+    except torch.OutOfMemoryError:
+        raise
+    # What is missing or of another kind shows as one of these where it is used.
+    except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+        raise CheckpointError(f"{path} is not whole ({in_one_line(error)})") from error
 
 
 def read(path: Path) -> State:
@@ -74,10 +94,40 @@ def read(path: Path) -> State:
         raise
     # Damage shows in as many ways as there are bytes; whatever it is, the file is of no use.
     except Exception as error:
-        raise CheckpointError(f"{path} is damaged ({type(error).__name__}: {error})") from error
+        raise CheckpointError(f"{path} is damaged ({in_one_line(error)})") from error
     if not isinstance(state, dict):
         raise CheckpointError(f"{path} is not a checkpoint of a run")
+    # The archive's own checksums do not tell when another program has changed the state and saved it again.
+    if state.pop(CHECKSUM, None) != checksum(state):
+        raise CheckpointError(f"{path} is not as it was saved")
     return state
+
+
+def checksum(state: State) -> str:
+    """Return a digest of all keys, types, shapes and numbers of a state."""
+    digest = hashlib.sha256()
+
+    def add(value: Any) -> None:
+        if isinstance(value, Tensor):
+            digest.update(f"{value.dtype}{tuple(value.shape)}".encode())
+            digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        elif isinstance(value, dict):
+            add(list(value.items()))
+        elif isinstance(value, list | tuple):
+            digest.update(f"{type(value).__name__}{len(value)}".encode())
+            for one in value:
+                add(one)
+        else:
+            digest.update(repr(value).encode())
+
+    add(state)
+    return digest.hexdigest()
+
+
+def in_one_line(error: Exception) -> str:
+    """Return the kind of an error and the beginning of its text."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text[:200]}"
 
 
 def forget_previous(folder: Path) -> None:

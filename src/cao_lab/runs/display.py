@@ -22,7 +22,7 @@ class Display:
         self.eigenvalue = ""
         self.test_accuracy = ""
         self.bar = self._progress_bar()
-        self.writer = tensorboard_writer(folder) if execution.tensorboard else None
+        self.writer = tensorboard_writer()(str(folder / "tensorboard")) if execution.tensorboard else None
 
     def __enter__(self) -> Self:
         """Show nothing yet: the bar is there already."""
@@ -70,10 +70,10 @@ class Display:
                 self.writer.add_scalar(name, shown[name], record.epoch)
 
 
-def tensorboard_writer(folder: Path) -> Any:
-    """Return a writer into a folder of the run, if TensorBoard is there."""
+def tensorboard_writer() -> Any:
+    """Return the class that writes for TensorBoard, if that is installed."""
     try:
         from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415  # optional, and slow to import
     except ImportError as error:
         raise ConfigError("--tensorboard needs TensorBoard: pip install tensorboard") from error
-    return SummaryWriter(str(folder / "tensorboard"))
+    return SummaryWriter

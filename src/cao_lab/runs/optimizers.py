@@ -1,6 +1,6 @@
 """From an optimizer's config to the optimizer, and to the way it takes a step."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
 from functools import singledispatch
 from typing import Any, Protocol
@@ -9,9 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from cao import CAO, Eigenpairs
-from cao.curvature import ParameterOperator
-from cao.linalg import lanczos, orthonormalize, random_columns, subspace_iteration
+from cao import CAO, Eigenpairs, Sketch
+from cao.flat import FlatParams
+from cao.linalg import generator_for, orthonormalize, random_columns
+from cao.operators import ParameterOperator
+from cao.policies import eigensolver_for
 from cao_lab.config import ConfigError
 from cao_lab.optimizer_config import (
     AdaHessianConfig,
@@ -27,9 +29,6 @@ from cao_lab.optimizer_config import (
 
 # λ → ∞ for the projected-out control: λ/(λ + η) is 1 to the last bit of float32.
 INFINITE_CURVATURE = 1e12
-# Added to the seed of a control, so that its directions differ from the vectors the eigensolver starts from.
-# Below 2³², because torch's generator looks at the lower 32 bits of a seed only.
-CONTROL_STREAM = 0x9E3779B9
 
 
 class Objective(Protocol):
@@ -167,7 +166,11 @@ def _(config: LBFGSConfig, model: nn.Module, seed: int) -> Method:
 @build_method.register
 def _(config: CAOConfig, model: nn.Module, seed: int) -> Method:
     settings = {key: value for key, value in asdict(config).items() if key not in ("name", "sketch")}
-    optimizer = CAO(trainable(model), seed=seed, **settings)
+    params = trainable(model)
+    optimizer = CAO(params, seed=seed, **settings)
+    size = sum(p.numel() for p in params)
+    if config.rank > size:
+        raise ConfigError(f"rank must not exceed the number of parameters, got {config.rank} for {size}")
 
     def step(objective: Objective, on_refresh: OnRefresh) -> None:
         optimizer.zero_grad()
@@ -190,50 +193,33 @@ def _(config: CAOConfig, model: nn.Module, seed: int) -> Method:
 
 def refresh(optimizer: CAO, operator: ParameterOperator, config: CAOConfig, on_refresh: OnRefresh) -> None:
     """Refresh the sketch, or put a control in its place, and tell of it if something finite came out."""
-    step = optimizer.counters.steps
-    # The lower 32 bits are all that torch's generator looks at.
-    stream = hash((optimizer.param_groups[0]["seed"], step)) % 2**31
-    true = None if config.sketch == "top" else top_eigenpairs(operator, config, seed=stream)
-    optimizer.refresh(operator if true is None else control(true, config, seed=stream))
-    sketch = optimizer.sketch
-    if sketch is not None and sketch.step == step:
+    generator = generator_for(operator.params[0].device, optimizer.param_groups[0]["seed"], optimizer.counters.steps)
+    true = None if config.sketch == "top" else top_eigenpairs(operator, config, generator)
+    is_new = optimizer.refresh(operator if true is None else control(true, config, generator))
+    if is_new and (sketch := optimizer.sketch) is not None:
         # Putting the vectors together takes memory that only the log needs, so that is left to whoever writes it.
-        on_refresh(Refreshed(operator, lambda: true or captured_eigenpairs(optimizer, operator.params), sketch.damping))
+        on_refresh(Refreshed(operator, lambda: true or captured_eigenpairs(sketch), sketch.damping))
 
 
-def captured_eigenpairs(optimizer: CAO, params: Sequence[Tensor]) -> Eigenpairs:
-    """Return the sketch in use, its vectors put together from the optimizer's state."""
-    sketch = optimizer.sketch
-    assert sketch is not None
-    columns = [
-        torch.cat([optimizer.state[p][f"vector_{index}"].reshape(-1) for p in params])
-        for index in range(len(sketch.values))
-    ]
-    vectors = torch.stack(columns).T
+def captured_eigenpairs(sketch: Sketch) -> Eigenpairs:
+    """Return the sketch in use as eigenpairs."""
+    vectors = sketch.vectors
     return Eigenpairs(vectors.new_tensor(sketch.values), vectors, vectors.new_tensor(sketch.residuals))
 
 
-def top_eigenpairs(operator: ParameterOperator, config: CAOConfig, seed: int) -> Eigenpairs:
+def top_eigenpairs(operator: ParameterOperator, config: CAOConfig, generator: torch.Generator) -> Eigenpairs:
     """Return what CAO itself would have found from a cold start."""
-    solve = lanczos if config.eigensolver == "lanczos" else subspace_iteration
-    start = random_block(operator.params, config.rank, seed)
-    return solve(operator, start, config.power_iterations, tolerance=config.tolerance)
+    flat = FlatParams(operator.params)
+    solve = eigensolver_for(config.eigensolver, config.power_iterations, config.tolerance)
+    return solve(operator, random_columns(flat.size, config.rank, generator, flat.dtype))
 
 
-def control(true: Eigenpairs, config: CAOConfig, seed: int) -> Eigenpairs:
+def control(true: Eigenpairs, config: CAOConfig, generator: torch.Generator) -> Eigenpairs:
     """Return random directions with the true eigenvalues, or the true directions with infinite ones."""
     if config.sketch == "projected-out":
         return replace(true, values=torch.full_like(true.values, INFINITE_CURVATURE))
-    generator = torch.Generator(true.vectors.device).manual_seed(seed + CONTROL_STREAM)
     size, rank = true.vectors.shape
     return replace(true, vectors=orthonormalize(random_columns(size, rank, generator, true.vectors.dtype)))
-
-
-def random_block(params: Sequence[Tensor], columns: int, seed: int) -> Tensor:
-    """Draw start vectors in the precision of a sketch."""
-    dtype = torch.float64 if params[0].dtype == torch.float64 else torch.float32
-    generator = torch.Generator(params[0].device).manual_seed(seed)
-    return random_columns(sum(p.numel() for p in params), columns, generator, dtype)
 
 
 @build_method.register

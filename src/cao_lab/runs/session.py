@@ -11,10 +11,11 @@ from typing import Any
 import torch
 
 from cao_lab.config import ConfigError, Execution, RunConfig, config_from_dict, differences
+from cao_lab.log.header import read_header
 from cao_lab.log.records import EpochRecord, LogError, Status
 from cao_lab.log.writing import RunLog
 from cao_lab.runs import checkpoint
-from cao_lab.runs.display import Display
+from cao_lab.runs.display import Display, tensorboard_writer
 from cao_lab.runs.provenance import circumstances, new_header, now
 from cao_lab.runs.stopping import StopRequest, stop_requests
 from cao_lab.runs.training import Training
@@ -43,17 +44,32 @@ class Outcome:
 def run(config: RunConfig, execution: Execution) -> Outcome:
     """Carry a run out, or on from where it was stopped."""
     folder = execution.logs / config.folder
+    outcome = already_ended(config, folder)
+    if outcome is not None:
+        return outcome
+    # Settings, data and device are tried before the folder is made: a run that is refused leaves nothing behind.
+    training = new_training(config, execution)
     with RunLog(folder) as log:
-        header = log.header
-        if header is not None:
-            check_same_config(header, config, folder)
-            if header["status"] in ("finished", "diverged"):
-                return already_ended(header, folder)
-        if execution.threads is not None:
-            torch.set_num_threads(execution.threads)
-        session = Session(config, execution, log)
+        # Another process may have been at work here until a moment ago.
+        outcome = already_ended(config, folder)
+        if outcome is not None:
+            return outcome
+        session = Session(training, execution, log)
         with session.recorded_failure():
             return session.run()
+
+
+def already_ended(config: RunConfig, folder: Path) -> Outcome | None:
+    """Report a run that needs no further work; another run in the same folder is an error."""
+    header = read_header(folder)
+    if header is None:
+        return None
+    check_same_config(header, config, folder)
+    status = header["status"]
+    if status not in ("finished", "diverged"):
+        return None
+    exit_code = DIVERGED if status == "diverged" else 0
+    return Outcome(status, folder, f"{folder} has already {status}", exit_code)
 
 
 def check_same_config(header: dict[str, Any], config: RunConfig, folder: Path) -> None:
@@ -66,11 +82,14 @@ def check_same_config(header: dict[str, Any], config: RunConfig, folder: Path) -
         )
 
 
-def already_ended(header: dict[str, Any], folder: Path) -> Outcome:
-    """Report a run that needs no further work."""
-    status = header["status"]
-    exit_code = DIVERGED if status == "diverged" else 0
-    return Outcome(status, folder, f"{folder} has already {status}", exit_code)
+def new_training(config: RunConfig, execution: Execution) -> Training:
+    """Load the data and build the model and its optimizer, or say what is wrong with them."""
+    if execution.threads is not None:
+        torch.set_num_threads(execution.threads)
+    if execution.tensorboard:
+        tensorboard_writer()
+    device = choose_device(execution.device)
+    return Training(config, load(config.dataset, execution.data_dir, config.train_samples), device)
 
 
 def choose_device(name: str) -> torch.device:
@@ -85,10 +104,9 @@ def choose_device(name: str) -> torch.device:
 class Session:
     """A run that has its log's lock."""
 
-    def __init__(self, config: RunConfig, execution: Execution, log: RunLog) -> None:
-        self.config, self.execution, self.log = config, execution, log
-        dataset = load(config.dataset, execution.data_dir, config.train_samples)
-        self.training = Training(config, dataset, choose_device(execution.device))
+    def __init__(self, training: Training, execution: Execution, log: RunLog) -> None:
+        self.training, self.execution, self.log = training, execution, log
+        self.config = training.config
         self.saved_at = time.monotonic()
 
     @contextmanager
@@ -123,17 +141,28 @@ class Session:
 
     def resume(self) -> None:
         """Go on from the last whole checkpoint, or begin, with the log cut back to match."""
-        saved = checkpoint.load(self.log.folder, warn=print_warning)
-        rows = {"epochs": 0, "refreshes": 0} if saved is None else saved["rows"]
-        if saved is not None:
-            self.training.load_state_dict(saved["training"])
-        self.log.cut_back(**rows)
+        rows = checkpoint.load(self.log.folder, print_warning, self.restore)
+        self.log.cut_back(**(rows or {"epochs": 0, "refreshes": 0}))
         header = self.log.header
-        if header is None or saved is None:
+        if header is None or rows is None:
             self.log.write_header(self.header())
         else:
-            resumed = [*header.get("resumed", []), {"at": now(), **circumstances(self.training.device)}]
+            resumed = [*(header.get("resumed") or []), {"at": now(), **circumstances(self.training.device)}]
             self.log.update_header(status="running", ended_at=None, message=None, resumed=resumed)
+
+    def restore(self, saved: checkpoint.State) -> dict[str, int]:
+        """Take up the training from a checkpoint, and return how many rows of the log belong to it."""
+        rows = {name: saved["rows"][name] for name in ("epochs", "refreshes")}
+        training = self.training
+        try:
+            training.load_state_dict(saved["training"])
+            if rows["epochs"] != training.progress.epoch or type(rows["refreshes"]) is not int or rows["refreshes"] < 0:
+                raise ValueError(f"it counts {rows} rows after {training.progress.epoch} epochs")
+        except Exception:
+            # A part of the state may have been taken over.
+            self.training = Training(self.config, training.problem.dataset, training.device)
+            raise
+        return rows
 
     def header(self) -> dict[str, Any]:
         """Return what run.json says at the start."""

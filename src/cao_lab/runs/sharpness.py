@@ -2,48 +2,31 @@
 
 from collections.abc import Sequence
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from cao import Eigenpairs
-from cao.curvature import ParameterOperator
-from cao.linalg import SymmetricOperator, lanczos, random_columns
+from cao import Eigenpairs, Lanczos
+from cao.flat import FlatParams
+from cao.linalg import generator_for, random_columns
+from cao.operators import Deflated, ParameterOperator
 from cao_lab.log.records import RefreshRecord
 
 # Lanczos steps beyond the number of eigenvalues wanted: enough for their first digits, and cheap.
 EXTRA_PRODUCTS = 5
 
 
-class Deflated:
-    """An operator from which the directions of an orthonormal basis are taken out, on both sides."""
-
-    def __init__(self, operator: SymmetricOperator, basis: Float[Tensor, "n k"]) -> None:
-        self.operator, self.basis = operator, basis
-
-    def __matmul__(self, columns: Tensor) -> Tensor:
-        """Return (I − VVᵀ) A (I − VVᵀ) times each column."""
-        return self._outside(self.operator @ self._outside(columns))
-
-    def _outside(self, columns: Tensor) -> Tensor:
-        return columns - self.basis @ (self.basis.T @ columns)
-
-
 def eigenvalues_outside(
     operator: ParameterOperator, basis: Float[Tensor, "n k"] | None, count: int, seed: int
 ) -> Eigenpairs:
     """Approximate the eigenpairs of largest magnitude outside a basis, in count + 5 products."""
-    size = sum(p.numel() for p in operator.params)
-    first = operator.params[0]
-    dtype = torch.float64 if first.dtype == torch.float64 else torch.float32
-    generator = torch.Generator(first.device).manual_seed(seed)
-    start = random_columns(size, 1, generator, dtype)
-    count = min(count, size - (0 if basis is None else basis.shape[1]))
+    flat = FlatParams(operator.params)
+    start = random_columns(flat.size, 1, generator_for(flat.device, seed), flat.dtype)
+    count = min(count, flat.size - (0 if basis is None else basis.shape[1]))
+    solve = Lanczos(count + EXTRA_PRODUCTS - 1, count=count)
     if basis is None:
-        return lanczos(operator, start, count + EXTRA_PRODUCTS - 1, count=count)
-    basis = basis.to(dtype)
-    start = start - basis @ (basis.T @ start)
-    return lanczos(Deflated(operator, basis), start, count + EXTRA_PRODUCTS - 1, count=count)
+        return solve(operator, start)
+    basis = basis.to(flat.dtype)
+    return solve(Deflated(operator, basis), start - basis @ (basis.T @ start))
 
 
 def rows(

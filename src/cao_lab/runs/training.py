@@ -14,9 +14,10 @@ from cao_lab.log.records import EpochRecord, RefreshRecord
 from cao_lab.optimizer_config import AdaHessianConfig
 from cao_lab.runs import sharpness
 from cao_lab.runs.meter import Meter
-from cao_lab.runs.objective import Objective, Problem, channels_last
+from cao_lab.runs.objective import Objective, Problem
 from cao_lab.runs.optimizers import Refreshed, build_method
 from cao_lab.tasks.data import Dataset, batches, evaluation_batches
+from cao_lab.tasks.problems import channels_last
 
 EVALUATION_BATCH = 500
 
@@ -33,6 +34,16 @@ class Progress:
     correct: int = 0
     samples: int = 0
     has_diverged: bool = False
+
+    def check(self, epochs: int, steps_per_epoch: int) -> None:
+        """Refuse what a run of so many epochs never comes to."""
+        for name, value in vars(self).items():
+            kind = type(getattr(Progress, name))
+            if type(value) is not kind or (kind is int and value < 0):
+                raise ValueError(f"progress has {name} {value!r}")
+        is_step_right = self.has_diverged or self.step == self.epoch * steps_per_epoch + self.batch
+        if self.epoch > epochs or self.batch > steps_per_epoch or not is_step_right:
+            raise ValueError(f"progress is at step {self.step}, batch {self.batch} of epoch {self.epoch} of {epochs}")
 
     def complete_epoch(self) -> None:
         """Count the epoch as completed and clear its sums."""
@@ -106,7 +117,7 @@ class Training:
         progress = self.progress
         self._set_rate()
         monitor = self._monitor if self._is_monitoring_due() else None
-        inputs = inputs if self._is_differentiated_twice() else channels_last(inputs)
+        inputs = inputs if self._is_differentiated_twice() else channels_last(inputs, self.model)
         objective = Objective(self.problem, inputs, targets, progress.step, monitor)
         self.method.step(objective, self._note_refresh)
         progress.batch += 1
@@ -196,7 +207,7 @@ class Training:
         for batch in evaluation_batches(dataset, EVALUATION_BATCH):
             inputs, targets = self.problem.cast(batch)
             with self.problem.autocast():
-                outputs = self.model(channels_last(inputs))
+                outputs = self.model(channels_last(inputs, self.model))
                 loss = self.problem.loss_of_outputs(outputs, targets)
             loss_sum += loss.item() * len(inputs)
             correct += self._correct(outputs, targets)
@@ -214,11 +225,12 @@ class Training:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from where `state_dict` was taken."""
+        """Go on from where `state_dict` was taken; if that fails, the training is of no further use."""
+        self.progress = Progress(**state["progress"])
+        self.progress.check(self.config.epochs, self.steps_per_epoch)
         self.model.load_state_dict(state["model"])
         self.method.optimizer.load_state_dict(state["optimizer"])
-        self.progress = Progress(**state["progress"])
-        self.meter.seconds = state["seconds"]
+        self.meter.seconds = float(state["seconds"])
         torch.set_rng_state(state["random"])
         if self.device.type == "cuda":
             torch.cuda.set_rng_state_all(state["random_cuda"])

@@ -1,5 +1,6 @@
 """What `cao spectrum` is asked and what it answers, as plain data."""
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -9,9 +10,22 @@ import tyro
 Curvature = Literal["hessian", "gauss-newton"]
 Mode = Literal["train", "eval"]
 
+# What is larger would fill the memory, or never end, before anybody knew why.
+BOUNDS = {
+    "top": (1, 1000),
+    "samples": (1, 10**9),
+    "part": (1, 10**9),
+    "probes": (1, 10_000),
+    "iterations": (2, 10_000),
+    "trace_products": (6, 10**6),
+    "max_products": (1, 10**6),
+    "seed": (0, 2**63 - 1),
+    "threads": (1, 1024),
+}
 
-class SpectrumError(ValueError):
-    """A spectrum that cannot be taken, and what to do about it."""
+
+class SpectrumError(Exception):
+    """A spectrum that cannot be taken, and why; no ValueError, which tyro would put into words of its own."""
 
 
 @dataclass(frozen=True)
@@ -54,13 +68,12 @@ class SpectrumConfig:
 
     def __post_init__(self) -> None:
         """Refuse what cannot be meant."""
-        for field, least in (("top", 1), ("samples", 1), ("probes", 1), ("iterations", 2), ("trace_products", 6)):
-            if getattr(self, field) < least:
-                raise SpectrumError(f"{field} must be at least {least}, got {getattr(self, field)}")
-        if self.part is not None and self.part < 1:
-            raise SpectrumError(f"part must be at least 1, got {self.part}")
-        if self.tolerance <= 0:
-            raise SpectrumError(f"tolerance must be positive, got {self.tolerance}")
+        for field, (least, most) in BOUNDS.items():
+            value = getattr(self, field)
+            if value is not None and not least <= value <= most:
+                raise SpectrumError(f"{field} must be from {least} to {most}, got {value}")
+        if not 0 < self.tolerance < math.inf:
+            raise SpectrumError(f"tolerance must be positive and finite, got {self.tolerance}")
 
 
 @dataclass(frozen=True)

@@ -15,11 +15,12 @@ from torch import Tensor
 from tqdm import tqdm
 
 from cao import Eigenpairs, SpectralDensity, extreme_eigenpairs, spectral_density, trace
-from cao.curvature import ParameterOperator
+from cao.operators import ParameterOperator
 from cao_lab.reporting.tabular import Table, write_table
 from cao_lab.spectrum.config import Density, Eigenvalue, Layer, Spectrum, SpectrumConfig, SpectrumError, TraceEstimate
 from cao_lab.spectrum.figures import density_figure, layers_figure
 from cao_lab.spectrum.target import Target, in_mode, load_target
+from cao_lab.user_code import explained
 
 
 class Watched:
@@ -84,7 +85,8 @@ def measure(target: Target, config: SpectrumConfig) -> Spectrum:
 
 def finite_loss(target: Target) -> float:
     """Return the loss, if curvature at this point can mean anything."""
-    loss = target.loss()
+    with explained(f"{target.name}: the loss cannot be computed"):
+        loss = target.loss()
     if not math.isfinite(loss):
         raise SpectrumError(
             f"{target.name}: the loss is {loss}, so its curvature is not defined; take a run that works"

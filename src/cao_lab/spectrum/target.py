@@ -12,16 +12,16 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from cao import GaussNewton, Hessian, Mean
-from cao.curvature import ParameterOperator
-from cao.isolation import isolated_forward
-from cao_lab.config import config_from_dict
+from cao.autograd.isolation import isolated_forward
+from cao.operators import ParameterOperator
+from cao_lab.config import command_line, config_from_dict
 from cao_lab.log.header import read_header
 from cao_lab.runs import checkpoint
 from cao_lab.runs.objective import Problem
 from cao_lab.spectrum.config import Curvature, Mode, SpectrumConfig, SpectrumError
 from cao_lab.tasks.data import Batch, curvature_batch, load
 from cao_lab.tasks.problems import dataset_for
-from cao_lab.user_code import import_file
+from cao_lab.user_code import explained, import_file
 
 RETURNS = "it must return (model, loss function, batches)"
 
@@ -100,14 +100,13 @@ def target_of_run(config: SpectrumConfig) -> Target:
             "or path.py:function"
         )
     run = config_from_dict(header.get("config", {}))
-    saved = checkpoint.load(folder, warn=warn)
-    if saved is None:
-        raise SpectrumError(
-            f"{folder} has no checkpoint.pt, which is not kept in git; make one: {header['command']} --logs out/logs"
-        )
     dataset = dataset_for(run.model, load(run.dataset, config.data_dir, run.train_samples))
     problem = Problem(run, dataset, torch.device("cpu"))
-    problem.model.load_state_dict(saved["training"]["model"])
+    if checkpoint.load(folder, warn, lambda saved: problem.model.load_state_dict(saved["training"]["model"])) is None:
+        raise SpectrumError(
+            f"{folder} has no checkpoint.pt that is whole, and git keeps none; "
+            f"make one: {command_line(run)} --logs out/logs"
+        )
     samples = min(config.samples, len(dataset.train_inputs))
     batch = problem.cast(curvature_batch(dataset, samples, seed=config.seed, step=0))
     parts = split(batch, config.part or run.batch_size or run.curvature_part)
@@ -127,8 +126,11 @@ def target_of_function(config: SpectrumConfig) -> Target:
     function = getattr(import_file(Path(path)), name, None)
     if not callable(function):
         raise SpectrumError(f"{path} has no function {name}; define one: {RETURNS}")
-    model, loss_of_outputs, batches = checked_result(function(), config.target)
-    parts = first_samples(batches, config.samples, config.target)
+    with explained(f"{config.target} failed"):
+        result = function()
+    model, loss_of_outputs, batches = checked_result(result, config.target)
+    with explained(f"the batches of {config.target} failed"):
+        parts = first_samples(batches, config.samples, config.target)
     if config.part is not None:
         parts = [piece for part in parts for piece in split(part, config.part)]
     return Target(f"{Path(path).stem}-{name}", model, loss_of_outputs, parts)
@@ -160,11 +162,14 @@ def first_samples(batches: Iterable[Any], samples: int, name: str) -> list[Batch
         if not (isinstance(batch, list | tuple) and len(batch) == 2 and all(isinstance(x, Tensor) for x in batch)):
             raise SpectrumError(f"{name}: a batch must be a pair of tensors (inputs, targets), got {kind(batch)}")
         inputs, targets = batch
+        if not (inputs.ndim and targets.ndim and 0 < len(inputs) == len(targets)):
+            shapes = f"{tuple(inputs.shape)} and {tuple(targets.shape)}"
+            raise SpectrumError(f"{name}: inputs and targets must have as many samples, and some, got {shapes}")
         parts.append((inputs[:missing], targets[:missing]))
         missing -= len(targets)
         if missing <= 0:
             break
-    if not any(len(targets) for _, targets in parts):
+    if not parts:
         raise SpectrumError(f"{name} returned no samples; batches must yield (inputs, targets)")
     return parts
 

@@ -11,7 +11,7 @@ from cao_lab.suites.paper import DEMO, PAPER, SENSITIVITY
 from cao_lab.suites.rounds import FinishedRun, Rounds
 from cao_lab.suites.stable_range import stable_range
 from cao_lab.suites.tuned import mini_tuned
-from cao_lab.user_code import import_file
+from cao_lab.user_code import explained, import_file
 
 Suite: TypeAlias = Sequence[RunConfig] | Callable[[], Rounds]
 
@@ -48,7 +48,18 @@ def find_suite(name: str) -> tuple[str, Suite]:
 
 def rounds_of(suite: Suite) -> Generator[list[RunConfig], list[FinishedRun], None]:
     """Return any suite as rounds of runs; a list is a single round."""
-    if callable(suite):
-        yield from suite()
-    else:
+    if not callable(suite):
         yield list(suite)
+        return
+    finished: list[FinishedRun] | None = None
+    rounds = None
+    while True:
+        with explained("the suite's function failed"):
+            rounds = suite() if rounds is None else rounds
+            try:
+                configs = next(rounds) if finished is None else rounds.send(finished)
+            except StopIteration:
+                return
+            if not isinstance(configs, Sequence) or not all(isinstance(one, RunConfig) for one in configs):
+                raise TypeError(f"it must yield lists of RunConfig, got {type(configs).__name__}")
+        finished = yield list(configs)

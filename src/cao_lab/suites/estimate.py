@@ -53,7 +53,7 @@ def list_runs(name: str, execution: Execution, jobs: int) -> Iterator[str]:
     torch.set_num_threads(runner.threads)
     prices: dict[str, Measured | None] = {}
     total, unknown = 0.0, 0
-    for config in (replace(config, suite=folder) for config in next(rounds_of(suite))):
+    for config in (replace(config, suite=folder) for config in next(rounds_of(suite), [])):
         if runner.is_over(config):
             yield f"{'over':>8}  {config.folder}"
             continue

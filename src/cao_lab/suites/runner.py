@@ -12,6 +12,7 @@ from typing import IO, Any
 
 import pandas as pd
 from pandas import DataFrame
+from pandas.api.types import is_numeric_dtype
 from tqdm import tqdm
 
 from cao_lab.config import ConfigError, Execution, RunConfig, config_from_dict
@@ -128,7 +129,10 @@ class SuiteRunner:
         status = self.header(config).get("status", "failed")
         path = self.execution.logs / config.folder / "epochs.csv"
         has_rows = path.exists() and path.stat().st_size > 0
-        return FinishedRun(config, status, pd.read_csv(path) if has_rows else DataFrame())
+        epochs = pd.read_csv(path) if has_rows else DataFrame()
+        if has_rows and not ("train_loss" in epochs and is_numeric_dtype(epochs["train_loss"])):
+            raise LogError(f"{path} has no column of numbers train_loss; remove {path.parent} to run it anew")
+        return FinishedRun(config, status, epochs)
 
     def header(self, config: RunConfig) -> dict[str, Any]:
         """Return what run.json says of a run, nothing if there is none that can be read."""

@@ -84,15 +84,19 @@ def _images(pixels: Any, path: Path, count: int) -> UInt8[np.ndarray, "n 3 32 32
 
 def _labels(values: Any, path: Path, files: CifarFiles) -> Int64[np.ndarray, " n"]:
     expected = f"{path}: {files.labels} must be whole numbers from 0 to {files.classes - 1}"
-    try:
-        labels = np.asarray(values)
-    except ValueError as error:
-        raise DataError(f"{expected}, got lists of unequal length") from error
+    # An array of texts would take as much memory for each as for the longest.
+    if not isinstance(values, np.ndarray) and not _is_list_of_numbers(values):
+        raise DataError(f"{expected}, got {_description(values)}")
+    labels = np.asarray(values)
     if labels.ndim != 1 or labels.size == 0 or labels.dtype.kind not in "iu":
-        raise DataError(f"{expected}, got {_description(values if values is None else labels)}")
+        raise DataError(f"{expected}, got {_description(labels)}")
     if labels.min() < 0 or labels.max() >= files.classes:
         raise DataError(f"{expected}, got {labels.min()} to {labels.max()}")
     return labels.astype(np.int64)
+
+
+def _is_list_of_numbers(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(one, int | float) for one in value)
 
 
 def _description(value: Any) -> str:

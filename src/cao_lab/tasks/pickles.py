@@ -1,10 +1,13 @@
 """Read a pickle of numpy arrays, strings, lists and dicts, without running anything that it names."""
 
+import mmap
 import pickle
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
+
+from cao_lab.tasks.pickle_bounds import check_bounds
 
 NUMBERS = frozenset({"b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f4", "f8"})
 
@@ -96,12 +99,16 @@ def read_pickle(path: Path) -> dict[str, Any]:
 
 def _unpickled(path: Path) -> object:
     try:
-        with path.open("rb") as file:
-            return _DataUnpickler(file, encoding="bytes").load()
+        # Mapped into memory, a length that the file only claims to have costs nothing.
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            check_bounds(content)
+            content.seek(0)
+            return _DataUnpickler(content, encoding="bytes").load()
     except FileNotFoundError as error:
         raise DataError(f"{path} is missing") from error
     except Exception as error:  # There is hardly an exception that a damaged pickle cannot raise.
-        raise DataError(f"{path} cannot be read: {str(error) or type(error).__name__}") from error
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise DataError(f"{path} cannot be read: {reason}") from error
 
 
 def _text(value: str | bytes) -> str:

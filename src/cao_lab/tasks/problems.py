@@ -6,7 +6,7 @@ from itertools import pairwise
 from math import prod
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss, pad
 
@@ -48,6 +48,29 @@ def regularizer(model: nn.Module, l2: float) -> Float[Tensor, ""]:
     """Return (l2/2)‖θ‖² over all trainable parameters."""
     squares = [parameter.square().sum() for parameter in model.parameters() if parameter.requires_grad]
     return l2 / 2 * torch.stack(squares).sum()
+
+
+def channels_last(inputs: Shaped[Tensor, "n ..."], model: nn.Module) -> Shaped[Tensor, "n ..."]:
+    """Return images with the channels last, where a CPU trains the model faster that way and can do so safely.
+
+    A narrow ResNet takes a fifth to a third less time per step. Gauss-Newton products gain as much; Hessian products
+    lose, so they are taken in the default layout.
+    """
+    is_faster = inputs.ndim == 4 and inputs.device.type == "cpu"
+    if not is_faster or any(overruns_with_channels_last(module) for module in model.modules()):
+        return inputs
+    return inputs.contiguous(memory_format=torch.channels_last)
+
+
+def overruns_with_channels_last(module: nn.Module) -> bool:
+    """Whether torch's CPU kernel may write past the end of its memory in the backward pass of this layer.
+
+    On CPUs without AVX-512, torch 2.13 does so for a strided 1×1 convolution of fewer than 8 channels, as in the
+    shortcuts of a ResNet of width below 8; docs/notebook.md has the minimal case.
+    """
+    if not isinstance(module, nn.Conv2d) or module.kernel_size != (1, 1) or max(module.stride) == 1:
+        return False
+    return module.in_channels // module.groups < 8
 
 
 class LogisticRegression(nn.Module):

@@ -7,7 +7,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from cao.linalg import Eigenpairs, subspace_iteration
+from cao import SubspaceIteration
+from cao.linalg import Eigenpairs
 from cao_lab.theory.network import trained_network
 from cao_lab.theory.problems import (
     CosineMixture,
@@ -183,7 +184,7 @@ def unconverged() -> Pairs:
     for trial in range(TRIALS):
         n, damping = integer(source, 2, 12), 10 ** uniform(source, -2, 1)
         hessian = random_symmetric(source, n)
-        pairs = subspace_iteration(hessian, normal(source, n, integer(source, 1, n - 1)), trial % 4)
+        pairs = SubspaceIteration(trial % 4)(hessian, normal(source, n, integer(source, 1, n - 1)))
         yield ritz_trial(hessian, pairs, damping)
 
 
@@ -205,7 +206,7 @@ def automatic_damping() -> Iterator[Row]:
     """Show that η = λ̂ₖ of unconverged pairs is no damping, and check the one that adds their residuals."""
     hessian = torch.diag(torch.tensor([100.0, 99.0, 0.0, 0.0], dtype=torch.float64))
     start = torch.tensor([[1.0, 0.0], [0.0, 0.1], [0.0, 1.0], [0.0, 0.0]], dtype=torch.float64)
-    pairs = subspace_iteration(hessian, start, 0)
+    pairs = SubspaceIteration(0)(hessian, start)
     P = dense_preconditioner(pairs.values.abs(), pairs.vectors, float(pairs.values.abs().min()))
     statement = "Unconverged pairs, η = λ̂ₖ: λmax(P̂^½HP̂^½) ≥ 2, so that α = 1 diverges"
     problem = "spectrum (100, 99, 0, 0), k = 2, a start near the second direction's complement, no iteration"
@@ -222,7 +223,7 @@ def residually_damped() -> Pairs:
     for trial in range(TRIALS):
         n = integer(source, 2, 12)
         hessian = random_symmetric(source, n)
-        pairs = subspace_iteration(hessian, normal(source, n, integer(source, 1, n - 1)), trial % 4)
+        pairs = SubspaceIteration(trial % 4)(hessian, normal(source, n, integer(source, 1, n - 1)))
         damping, least = residual_damping(pairs), float(pairs.values.abs().min())
         outside = torch.eye(n, dtype=torch.float64) - pairs.vectors @ pairs.vectors.T
         if largest_eigenvalue(outside @ hessian @ outside) <= damping:

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from cao import CAO, Eigenpairs, Hessian, lanczos
+from cao import CAO, Eigenpairs, Hessian, Lanczos
 from cao.linalg import random_columns
 from cao_lab.theory.network import trained_network
 from cao_lab.theory.problems import (
@@ -172,7 +172,7 @@ def network_sketch(rank: int) -> Eigenpairs:
     minimum.network.place(minimum.point)
     hessian = Hessian(minimum.network.loss(), minimum.network.parameters())
     start = random_columns(len(minimum.point), max(rank, 1), generator(0), torch.float64)
-    return lanczos(hessian, start, 100, tolerance=1e-6)
+    return Lanczos(100, tolerance=1e-6)(hessian, start)
 
 
 def quadratic_range(spectrum: Float[Tensor, " n"], rank: int, damping: float, momentum: float = 0.0) -> float:

@@ -8,8 +8,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from cao import SubspaceIteration
 from cao.curvature import Hessian
-from cao.linalg import Eigenpairs, random_columns, subspace_iteration
+from cao.linalg import Eigenpairs, random_columns
 from cao.preconditioner import precondition
 from cao_lab.theory.network import RidgeNetwork
 from cao_lab.theory.problems import CosineMixture, eigenpairs, generator, normal
@@ -232,7 +233,7 @@ def network_bias(damping: float) -> tuple[float, float, float]:
 def batch_sketch(network: RidgeNetwork, batch: slice) -> Eigenpairs:
     """Sketch the Hessian of one batch as CAO does."""
     start = random_columns(network.size, 1, generator(0), torch.float64)
-    return subspace_iteration(Hessian(network.loss(batch), network.parameters()), start, 20)
+    return SubspaceIteration(20)(Hessian(network.loss(batch), network.parameters()), start)
 
 
 def biased_trial(refresh_every: int) -> tuple[float, float]:

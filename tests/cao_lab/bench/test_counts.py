@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from cao import CAO, Eigenpairs, lanczos
+from cao import CAO, Eigenpairs, Lanczos
 from cao_lab.bench.accuracy import largest_angle, relative_distances
 from cao_lab.bench.allocation import AllocationMeter
 from cao_lab.bench.epoch import epoch_row, growth_row, products_of_refresh
@@ -169,6 +169,6 @@ def test_the_stand_in_for_cifar_has_its_shape_and_can_be_told_apart():
 def test_every_curvature_can_refresh_a_resnet():
     for kind in CURVATURES:
         task = random_task(width=1, batch=4, parts=2, side=8)
-        pairs = lanczos(task.operator(kind), torch.ones(sum(p.numel() for p in task.params), 1), 1)
+        pairs = Lanczos(1)(task.operator(kind), torch.ones(sum(p.numel() for p in task.params), 1))
         assert isinstance(pairs, Eigenpairs)
         assert pairs.is_finite

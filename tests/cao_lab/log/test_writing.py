@@ -57,6 +57,29 @@ def test_a_log_that_lost_rows_is_refused(tmp_path):
             log.cut_back(epochs=2, refreshes=0)
 
 
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda text: text.replace(b"train_loss", b"train_lass"), "does not begin with the names of its columns"),
+        (lambda text: text[text.index(b"\n") + 1 :] + b"4,40,0.5", "fewer than|does not begin"),
+        (lambda text: text.replace(b"process", b"pro\rcess", 1), "damaged in line 2"),
+        (lambda text: text.replace(b"\n", b"\r\n"), "does not begin with the names"),
+        (lambda text: text.replace(b",0.9,", b",", 1), "damaged in line 2"),
+        (lambda text: text[:-20], "fewer than the 3 rows"),
+        (lambda text: b"", "fewer than the 3 rows"),
+    ],
+)
+def test_a_damaged_log_is_refused_untouched_and_the_message_says_what_to_do(tmp_path, damage, message):
+    with RunLog(tmp_path) as log:
+        log.epochs.append([record(1), record(2), record(3)])
+        damaged = damage(log.epochs.path.read_bytes())
+        log.epochs.path.write_bytes(damaged)
+        with pytest.raises(LogError, match=message) as caught:
+            log.cut_back(epochs=3, refreshes=0)
+        assert "put a copy of it back, or remove" in str(caught.value)
+        assert log.epochs.path.read_bytes() == damaged
+
+
 def test_header_is_replaced_as_a_whole(tmp_path):
     with RunLog(tmp_path) as log:
         log.write_header({"status": "running", "seed": 1})

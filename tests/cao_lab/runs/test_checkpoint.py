@@ -17,19 +17,23 @@ def flip_a_byte(path):
     path.write_bytes(content)
 
 
+def load(folder, warn=refuse):
+    return checkpoint.load(folder, warn, restore=lambda saved: saved)
+
+
 def state(step):
     return {"step": step, "note": "weights-go-here", "weights": torch.full((3,), float(step))}
 
 
 def test_a_state_comes_back_as_it_was(tmp_path):
     checkpoint.save(state(1), tmp_path)
-    loaded = checkpoint.load(tmp_path, warn=refuse)
+    loaded = load(tmp_path)
     assert loaded["step"] == 1
     assert torch.equal(loaded["weights"], torch.ones(3))
 
 
 def test_nothing_saved_is_nothing_loaded(tmp_path):
-    assert checkpoint.load(tmp_path, warn=refuse) is None
+    assert load(tmp_path) is None
 
 
 def test_the_one_before_is_kept(tmp_path):
@@ -47,7 +51,7 @@ def test_a_damaged_one_is_reported_and_passed_over(tmp_path, damage):
     checkpoint.save(state(2), tmp_path)
     damage(checkpoint.current(tmp_path))
     warnings = []
-    assert checkpoint.load(tmp_path, warn=warnings.append)["step"] == 1
+    assert load(tmp_path, warnings.append)["step"] == 1
     assert len(warnings) == 1
     assert "checkpoint.pt is damaged" in warnings[0]
 
@@ -55,7 +59,7 @@ def test_a_damaged_one_is_reported_and_passed_over(tmp_path, damage):
 def test_a_kill_between_the_two_renames_loses_nothing(tmp_path):
     checkpoint.save(state(1), tmp_path)
     checkpoint.current(tmp_path).rename(checkpoint.previous(tmp_path))
-    assert checkpoint.load(tmp_path, warn=refuse)["step"] == 1
+    assert load(tmp_path)["step"] == 1
 
 
 def fill_the_disk(*_args, **_kwargs):
@@ -68,8 +72,64 @@ def test_a_full_disk_leaves_the_old_one_intact_and_says_so(tmp_path, monkeypatch
     monkeypatch.setattr(writer, fill_the_disk)
     with pytest.raises(CheckpointError, match="the disk is full; the one before it is intact"):
         checkpoint.save(state(2), tmp_path)
-    assert checkpoint.load(tmp_path, warn=refuse)["step"] == 1
+    assert load(tmp_path)["step"] == 1
     assert not list(tmp_path.glob("*.new"))
+
+
+def changed(path, change):
+    """Change the state in a checkpoint as another program would."""
+    content = torch.load(path, weights_only=True)
+    change(content)
+    torch.save(content, path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda content: content.pop("note"),
+        lambda content: content.update(step=3),
+        lambda content: content.update(step=2.0),
+        lambda content: content.update(weights=torch.full((3,), 2.0).double()),
+        lambda content: content.update(weights=torch.full((3, 1), 2.0)),
+        lambda content: content["weights"].add_(1e-6),
+        lambda content: content.pop("checksum"),
+        lambda content: content.clear(),
+    ],
+)
+def test_one_that_was_changed_is_passed_over(tmp_path, change):
+    checkpoint.save(state(1), tmp_path)
+    checkpoint.save(state(2), tmp_path)
+    changed(checkpoint.current(tmp_path), change)
+    warnings = []
+    assert load(tmp_path, warnings.append)["step"] == 1
+    assert "is not as it was saved; it is passed over" in warnings[0]
+
+
+def test_the_checksum_sees_every_kind_of_tensor_and_number(tmp_path):
+    content = {
+        "half": torch.ones(2, 3, dtype=torch.bfloat16).T,
+        "nothing": torch.empty(0),
+        "number": torch.tensor(2.5),
+        "mixed": [None, True, (1, -0.0, float("inf")), {1: "one"}],
+    }
+    checkpoint.save(content, tmp_path)
+    assert load(tmp_path)["mixed"] == content["mixed"]
+
+
+@pytest.mark.parametrize("error", [KeyError("model"), TypeError("a\nb"), RuntimeError("size mismatch"), IndexError()])
+def test_one_that_cannot_be_used_is_passed_over_in_one_line(tmp_path, error):
+    checkpoint.save(state(1), tmp_path)
+    checkpoint.save(state(2), tmp_path)
+
+    def restore(saved):
+        if saved["step"] == 2:
+            raise error
+        return saved["step"]
+
+    warnings = []
+    assert checkpoint.load(tmp_path, warnings.append, restore) == 1
+    assert f"is not whole ({type(error).__name__}" in warnings[0]
+    assert "\n" not in warnings[0]
 
 
 def test_code_in_a_checkpoint_does_not_run(tmp_path):

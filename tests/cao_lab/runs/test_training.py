@@ -158,22 +158,23 @@ def test_no_part_has_more_samples_than_asked_for(digits, samples, sizes):
 def test_the_layout_of_images_changes_nothing_but_speed(curvature, tmp_path, monkeypatch):
     write_small_cifar(tmp_path, "cifar10", train=40, test=20)
     images = load("cifar10", tmp_path)
+    images = replace(images, **{name: getattr(images, name)[..., :8, :8] for name in ("train_inputs", "test_inputs")})
     optimizer = CAOConfig(rank=1, refresh_every=2, power_iterations=2)
-    config = RunConfig(optimizer, "cifar10", "resnet18", 0, 2, width=2, batch_size=10, precision="fp64")
+    config = RunConfig(optimizer, "cifar10", "resnet18", 0, 1, width=8, batch_size=10, precision="fp64")
     config = replace(config, curvature=curvature)
     layouts = []
     last = training_module.channels_last
 
-    def noted(inputs):
-        layouts.append(last(inputs).is_contiguous(memory_format=torch.channels_last))
-        return last(inputs)
+    def noted(inputs, model):
+        layouts.append(last(inputs, model).is_contiguous(memory_format=torch.channels_last))
+        return last(inputs, model)
 
     monkeypatch.setattr(training_module, "channels_last", noted)
     records = list(train(config, images))
     assert layouts
     assert all(layouts)
     for module in (training_module, objective_module):
-        monkeypatch.setattr(module, "channels_last", lambda inputs: inputs)
+        monkeypatch.setattr(module, "channels_last", lambda inputs, _: inputs)
     for record, plain in zip(records, train(config, images), strict=True):
         assert (record.train_loss, record.test_loss) == pytest.approx((plain.train_loss, plain.test_loss), rel=1e-8)
 

@@ -7,7 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from cao_lab.tasks import pickles
 from cao_lab.tasks.pickles import STAND_INS, DataError, read_pickle
 
 
@@ -116,3 +119,77 @@ def test_a_missing_file_and_a_pickle_that_is_no_dict_are_named(tmp_path: Path) -
         read_pickle(tmp_path / "absent")
     with pytest.raises(DataError, match="batch holds a list, expected a dict"):
         read_pickle(written(tmp_path / "batch", [1]))
+
+
+def nested(depth: int) -> bytes:
+    """Return the instructions for a tuple in a tuple in a tuple."""
+    return b")" + b"\x85" * depth
+
+
+BOMBS = {
+    # Hashing a key recurses in C without a limit; so does freeing it.
+    "deep tuples as a key": b"\x80\x02}" + nested(200_000) + b"K\x01s.",
+    "deep lists": b"\x80\x02" + b"]" * 200_000 + b"a" * 199_999 + b".",
+    # Each tuple holds the last one twice: hashing the 60th would take 2⁶⁰ steps.
+    "doubling tuples as a key": b"\x80\x02})q\x00"
+    + b"".join(b"h%ch%c\x86q%c" % (n, n, n + 1) for n in range(60))
+    + b"h<K\x01s.",
+    # Outer lists first, so that each is small when the next one is put into it.
+    "doubling lists": b"\x80\x02"
+    + b"".join(b"]q%c" % n for n in range(60))
+    + b"".join(b"h%c(h%ch%ce" % (n, n + 1, n + 1) for n in range(59))
+    + b"h\x00.",
+    "a list that holds itself": b"\x80\x02]q\x00h\x00a.",
+    "a value doubled in place": b"\x80\x02]22aa.",
+    "a long text encoded again and again": b"\x80\x02}(c_codecs\nencode\nq\x00X\x00\x00\x10\x00"
+    + b"a" * 2**20
+    + b"q\x01X\x06\x00\x00\x00latin1q\x02"
+    + b"".join(b"K%ch\x00h\x01h\x02\x86R" % (n % 256) for n in range(4000))
+    + b"u.",
+    "instructions without end": b"\x80\x02](" + b"N" * 1_100_000 + b"e.",
+    "a length that the file does not have": b"\x80\x04\x8e" + (2**40).to_bytes(8, "little") + b"abc.",
+    "a set": b"\x80\x04\x8f.",
+    "nothing to take": b"\x80\x02\x86.",
+}
+
+
+@pytest.mark.parametrize("content", BOMBS.values(), ids=BOMBS)
+def test_a_pickle_that_would_build_too_much_is_refused_before_it_is_built(
+    tmp_path: Path, content: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pickles._DataUnpickler, "load", lambda _: pytest.fail("it was built"))
+    path = tmp_path / "bomb"
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=r"bomb cannot be read: .+"):
+        read_pickle(path)
+
+
+@pytest.mark.parametrize("protocol", range(6))
+def test_a_file_of_the_size_of_cifar_s_labels_is_within_bounds(tmp_path: Path, protocol: int) -> None:
+    names = [f"image_{number:06d}.png" for number in range(50_000)]
+    content = {"filenames": names, "fine_labels": [n % 100 for n in range(50_000)], "data": np.zeros(10, np.uint8)}
+    assert len(read_pickle(written(tmp_path / "train", content, protocol))["filenames"]) == 50_000
+
+
+@given(st.binary(max_size=300))
+def test_arbitrary_bytes_are_read_or_refused(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
+    path = tmp_path_factory.mktemp("arbitrary") / "batch"
+    path.write_bytes(b"\x80\x02" + content)
+    with contextlib.suppress(DataError):
+        assert isinstance(read_pickle(path), dict)
+
+
+PARTS = st.sampled_from(
+    [b"}", b"]", b")", b"(", b"K\x01", b"N", b"s", b"u", b"a", b"e", b"t", b"\x85", b"\x86", b"q\x00", b"q\x01",
+     b"h\x00", b"h\x01", b"U\x01a", b"cnumpy\ndtype\n", b"cnumpy\nndarray\n", b"c_codecs\nencode\n", b"R", b"b", b"2"]
+)  # fmt: skip
+
+
+@given(st.lists(PARTS, max_size=40))
+def test_arbitrary_instructions_are_read_or_refused(
+    tmp_path_factory: pytest.TempPathFactory, parts: list[bytes]
+) -> None:
+    path = tmp_path_factory.mktemp("instructions") / "batch"
+    path.write_bytes(b"\x80\x02" + b"".join(parts) + b".")
+    with contextlib.suppress(DataError):
+        assert isinstance(read_pickle(path), dict)

@@ -1,5 +1,7 @@
 """Each model is the textbook problem that its name says, and its weights come from the seed alone."""
 
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +13,8 @@ from small_cifar import write_small_cifar
 from torch import Tensor, nn
 
 from cao_lab.tasks.data import Dataset, batches, load, prepare
-from cao_lab.tasks.problems import MODELS, build_model, dataset_for, loss_function, regularizer
+from cao_lab.tasks.problems import MODELS, build_model, channels_last, dataset_for, loss_function, regularizer
+from cao_lab.tasks.resnet import resnet18
 
 
 @pytest.fixture(scope="module")
@@ -157,3 +160,33 @@ def test_impossible_models_are_refused(digits: Dataset) -> None:
         build_model("autoencoder", digits, 4, seed=0)
     with pytest.raises(ValueError, match=r"resnet18 needs labelled images, got \(30,\) inputs"):
         build_model("resnet18", load("breast-cancer"), 64, seed=0)
+
+
+@pytest.mark.parametrize(("width", "is_last"), [(1, False), (2, False), (7, False), (8, True), (64, True)])
+def test_channels_come_last_only_where_torch_s_kernel_stays_within_its_memory(width: int, is_last: bool) -> None:
+    images = torch.zeros(2, 3, 8, 8)
+    given = channels_last(images, resnet18(10, width))
+    assert given.is_contiguous(memory_format=torch.channels_last) == is_last
+    assert given.is_contiguous() != is_last
+
+
+def test_features_have_no_layout_to_choose() -> None:
+    features = torch.zeros(5, 4)
+    assert channels_last(features, nn.Linear(4, 1)) is features
+
+
+NARROW_TRAINING = """
+import torch
+from cao_lab.tasks.problems import channels_last
+from cao_lab.tasks.resnet import resnet18
+
+torch.set_num_threads(1)
+model = resnet18(10, width=2)
+for _ in range(20):
+    model(channels_last(torch.randn(8, 3, 16, 16), model)).sum().backward()
+"""
+
+
+def test_a_narrow_resnet_trains_on_any_cpu() -> None:
+    # In a process of its own: where memory is overrun, it is the process that dies.
+    assert subprocess.run([sys.executable, "-c", NARROW_TRAINING], check=False).returncode == 0

@@ -8,7 +8,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from scipy.linalg import solve_discrete_lyapunov
 
-from cao.linalg import subspace_iteration
+from cao import SubspaceIteration
 from cao.preconditioner import precondition
 from cao_lab.theory import contraction, sketches, stationarity
 from cao_lab.theory.problems import CosineMixture, dense_preconditioner, eigenpairs, generator, normal, orthonormal
@@ -138,7 +138,7 @@ def test_a_small_enough_angle_costs_at_most_a_factor_of_three(spectrum, damping,
 def test_residuals_bound_what_an_unconverged_sketch_misses(seed, damping, iterations, rank):
     source = generator(seed)
     hessian = sketches.random_symmetric(source, 6)
-    pairs = subspace_iteration(hessian, normal(source, 6, rank), iterations)
+    pairs = SubspaceIteration(iterations)(hessian, normal(source, 6, rank))
     bound, observed = sketches.ritz_trial(hessian, pairs, damping)
     assert observed <= bound * (1 + 1e-6) + 1e-9
 
@@ -148,7 +148,7 @@ def test_residuals_bound_what_an_unconverged_sketch_misses(seed, damping, iterat
 def test_a_full_step_is_stable_once_residuals_are_added_to_the_damping(seed, iterations, rank):
     source = generator(seed)
     hessian = sketches.random_symmetric(source, 6)
-    pairs = subspace_iteration(hessian, normal(source, 6, rank), iterations)
+    pairs = SubspaceIteration(iterations)(hessian, normal(source, 6, rank))
     damping = sketches.residual_damping(pairs)
     left_out = torch.linalg.svd(pairs.vectors).U[:, rank:]
     assume(float(torch.linalg.eigvalsh(left_out.T @ hessian @ left_out)[-1]) <= damping)
