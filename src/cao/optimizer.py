@@ -308,6 +308,11 @@ class CAO(Optimizer):
         indices = [index for group in groups for index in group["params"]]
         vectors = {p: shares[i] for i, p in zip(indices, self._parameters(), strict=True) if shares.get(i)}
         self._progress.load(progress, loaded_sketch(progress, vectors))
+        if "format" not in progress and self.param_groups[0]["scaling"] == "inverse-damping":
+            # Version 0.1 kept momentum with the factor 1/η, which is now applied at the step.
+            for entries in self.state.values():
+                if "momentum_buffer" in entries:
+                    entries["momentum_buffer"].mul_(self._damping())
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what a pickle or a deep copy holds; a process group belongs to a process and does not travel."""

@@ -104,6 +104,7 @@ class FromSpectrum:
         if size == rank:
             return 0.0, 0
         start = random_columns(size, 1, generator_for(vectors.device, size, rank), vectors.dtype)
+        start -= vectors @ (vectors.T @ start)
         solve = Lanczos(min(self.products, size - rank) - 1)
         found = solve(Deflated(operator, vectors), start, overwrite_start=True)
         # A Ritz value may fall short of the eigenvalue it stands for by its residual.

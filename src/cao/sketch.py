@@ -18,6 +18,10 @@ from cao.linalg import Eigenpairs, inner_products, random_columns
 FRESH_SHARE = 0.01
 
 
+# The format of saved progress; version 0.1 did not name one.
+FORMAT = 2
+
+
 @dataclass(frozen=True)
 class Sketch:
     """The curvature in use: eigenpairs over the trainable parameters, and the damping that goes with them."""
@@ -142,6 +146,7 @@ class Progress:
         numbers = {name: value for name, value in vars(self).items() if name != "sketch"}
         sketch = self.sketch
         return numbers | {
+            "format": FORMAT,
             "non_finite_steps": int(self.non_finite_steps),
             "has_warned": list(self.has_warned),
             "values": sketch.values if sketch else [],

@@ -194,3 +194,30 @@ def test_named_parameters_are_accepted_and_saved():
     ten_steps(model, optimizer, 0)
     other, other_optimizer = resumed(model, optimizer)
     assert torch.equal(ten_steps(other, other_optimizer, 10), ten_steps(model, optimizer, 10))
+
+
+def test_a_state_dict_of_version_0_1_loads():
+    """Its momentum buffers hold P g with the factor 1/η, which is now applied at the step."""
+    param = torch.tensor([1.0, 2.0], dtype=torch.float64, requires_grad=True)
+    settings = {
+        "lr": 0.1, "rank": 1, "refresh_every": 400, "damping": 0.5, "power_iterations": 3, "tolerance": None,
+        "warm_start": True, "eigensolver": "subspace", "negative_curvature": "magnitude", "scaling": "inverse-damping",
+        "max_update_norm": None, "momentum": 0.9, "weight_decay": 0.0, "decoupled_weight_decay": False,
+        "warmup_steps": 0, "maximize": False, "seed": 0,
+    }  # fmt: skip
+    progress = {
+        "steps": 3, "refreshes": 1, "hessian_products": 4, "indefinite_refreshes": 0, "failed_refreshes": 0,
+        "singular_directions": 0, "attempts": 1, "attempted_at": 0, "refreshed_at": 0, "values": [4.0],
+        "residuals": [0.1], "damping": 0.5, "has_warned": [],
+    }  # fmt: skip
+    entries = {"momentum_buffer": torch.tensor([2.0, 3.0]).double(), "vector_0": torch.tensor([1.0, 0.0]).double()}
+    saved = {"state": {0: entries}, "param_groups": [{**settings, "progress": progress, "params": [0]}]}
+    optimizer = CAO([param], 0.5)
+    optimizer.load_state_dict(saved)
+    assert (optimizer.sketch.values, optimizer.sketch.damping, optimizer.sketch.age) == ([4.0], 0.5, 3)
+    assert optimizer.counters.hessian_products == 4
+    param.grad = torch.zeros_like(param)
+    optimizer.step()
+    # buf ← P̄(β·buf) with buf = η·(2, 3), P̄ = diag(0.5/4.5, 1), and θ ← θ − lr/η·buf.
+    expected = torch.tensor([1.0 - 0.1 * 0.9 * 2.0 / 9, 2.0 - 0.1 * 0.9 * 3.0], dtype=torch.float64)
+    torch.testing.assert_close(param.detach(), expected)

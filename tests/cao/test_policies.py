@@ -1,0 +1,73 @@
+import io
+from dataclasses import dataclass
+
+import pytest
+import torch
+from small_models import Quadratic, descend
+
+from cao import CAO, Every, Fixed, FromSpectrum, Lanczos, SubspaceIteration
+from cao.policies import plain, restored
+
+
+@pytest.mark.parametrize(
+    ("shorthand", "values"),
+    [
+        ({"damping": 0.3}, {"damping": Fixed(0.3)}),
+        ({"damping": "auto"}, {"damping": FromSpectrum()}),
+        ({"refresh_every": 2}, {"refresh_every": Every(2)}),
+        ({"eigensolver": "lanczos", "power_iterations": 4}, {"eigensolver": Lanczos(4)}),
+        ({"power_iterations": 2, "tolerance": 0.1}, {"eigensolver": SubspaceIteration(2, 0.1)}),
+    ],
+)
+def test_a_shorthand_takes_the_steps_of_what_it_stands_for(shorthand, values):
+    ends = []
+    for settings in (shorthand, values):
+        problem = Quadratic()
+        ends.append(descend(problem, CAO(problem.params, 0.02, rank=2, **settings), 5))
+    assert torch.equal(*ends)
+
+
+def test_policies_are_saved_as_plain_data_and_come_back():
+    problem, other = Quadratic(), Quadratic()
+    settings = {"damping": FromSpectrum(products=2), "refresh_every": Every(3), "eigensolver": Lanczos(2)}
+    optimizer = CAO(problem.params, 0.1, rank=2, **settings)
+    descend(problem, optimizer, 2)
+    file = io.BytesIO()
+    torch.save(optimizer.state_dict(), file)
+    file.seek(0)
+    resumed = CAO(other.params, 0.5)
+    resumed.load_state_dict(torch.load(file, weights_only=True))
+    assert {name: resumed.param_groups[0][name] for name in settings} == settings
+
+
+@dataclass(frozen=True)
+class Late:
+    """A rule of a user's own: refresh at every third step from the tenth on."""
+
+    def is_due(self, age: int) -> bool:
+        return age >= 3
+
+
+def test_a_rule_of_a_users_own_needs_no_change_to_the_library():
+    problem = Quadratic()
+    optimizer = CAO(problem.params, 1e-3, refresh_every=Late())
+    descend(problem, optimizer, 9)
+    assert optimizer.counters.refreshes == 3
+
+
+def test_an_unknown_policy_in_a_state_dict_is_named():
+    with pytest.raises(ValueError, match="names the policy 'Clairvoyant', which this version does not have"):
+        restored({"policy": "Clairvoyant"})
+    assert plain(0.3) == restored(0.3) == 0.3
+
+
+@pytest.mark.parametrize("rank", [1, 3])
+def test_automatic_damping_measures_the_curvature_that_the_sketch_has_missed(rank):
+    matrix = torch.diag(torch.tensor([9.0, 8.0, 7.0, 6.0, 5.0, 4.0], dtype=torch.float64))
+    solve = Lanczos(30)
+    exact = solve(matrix, torch.ones(6, rank, dtype=torch.float64) + torch.eye(6, rank, dtype=torch.float64))
+    wrong = torch.eye(6, dtype=torch.float64)[:, -rank:]
+    pairs = type(exact)(torch.full((rank,), 1e-3).double(), wrong, torch.zeros(rank).double())
+    damping, products = FromSpectrum(products=5).at_refresh(pairs, matrix, weight_decay=0.5)
+    assert damping == pytest.approx(9.5, rel=0.05)
+    assert 1 <= products <= 5
