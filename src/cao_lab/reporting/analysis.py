@@ -19,6 +19,8 @@ WITHOUT_EPOCHS = tuple(name for name, info in METHODS.items() if not info.has_ep
 STABILITY = suites_of(["stability"])
 UNITS = ["epoch", "seconds", "gradient_cost"]
 """What the time to a threshold is counted in."""
+LARGEST_DRAWN = 1e150
+"""Beyond this a mean, or an axis, would overflow."""
 CURVES = ["train_loss", "train_accuracy", "test_loss", "test_accuracy"]
 
 
@@ -254,7 +256,9 @@ def seed_band(epochs: DataFrame, column: str, x: str = "epoch") -> DataFrame:
 def undeclared_threshold(epochs: DataFrame) -> float:
     """Return a loss to start the page's slider at where none was declared: halfway down, on a log scale.
 
-    Halfway between the median first loss and the median last loss of all runs; no claim is judged by it.
+    Halfway between the median first loss and the median last loss of all runs, 1 if no loss is positive; no claim is
+    judged by it.
     """
-    losses = epochs[np.isfinite(epochs["train_loss"]) & (epochs["train_loss"] > 0)].groupby("run")["train_loss"]
-    return math.sqrt(float(losses.first().median()) * float(losses.last().median()))
+    positive = epochs[epochs["train_loss"].between(0, LARGEST_DRAWN, inclusive="neither")]
+    losses = positive.groupby("run")["train_loss"]
+    return 1.0 if positive.empty else math.sqrt(losses.first().median()) * math.sqrt(losses.last().median())

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from cao_lab.reporting.analysis import Crossings, arrivals, crossings_by_label, speedups
+from cao_lab.reporting.analysis import LARGEST_DRAWN, Crossings, arrivals, crossings_by_label, speedups
 from cao_lab.reporting.setting import Setting
 from cao_lab.reporting.tabular import NOT_REACHED, ratio, spread
 
@@ -22,7 +22,7 @@ def levels(setting: Setting, threshold: float) -> list[float]:
     # A run that diverges can reach any height, and would leave the slider no room for the others.
     sound = setting.best[setting.best["status"] != "diverged"]
     losses = (setting.best if sound.empty else sound)["train_loss"].to_numpy()
-    losses = np.append(losses[np.isfinite(losses) & (losses > 0)], threshold)
+    losses = np.append(losses[(losses > 0) & (losses < LARGEST_DRAWN)], threshold)
     stops = [float(f"{stop:.4g}") for stop in np.geomspace(losses.max(), losses.min(), STOPS)]
     declared = [] if setting.thresholds is None else setting.thresholds.sweep
     inside = [loss for loss in declared if losses.min() <= loss <= losses.max()]
