@@ -1,6 +1,6 @@
 """The page's table of times to a threshold, at every threshold that its slider stops at, ready to be looked up."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -29,15 +29,16 @@ def levels(setting: Setting, threshold: float) -> list[float]:
     return sorted({*stops, *inside, threshold}, reverse=True)
 
 
-def times(setting: Setting, level: float, labels: list[str]) -> dict[str, Any]:
-    """Return what the page shows at one threshold, method by method; `speedups` has a list for each baseline."""
-    hits = setting.hits(level)
-    rows = {str(row["label"]): row for row in arrivals(hits).to_dict("records")}
-    crossings = crossings_by_label(hits)
-    return {
-        "methods": [method_times(rows.get(label, NOBODY)) for label in labels],
-        "speedups": [[told(crossings, base, label) for label in labels] for base in labels],
-    }
+def times(setting: Setting, stops: list[float], labels: list[str]) -> Iterator[dict[str, Any]]:
+    """Yield what the page shows at each threshold, method by method; `speedups` has a list for each baseline."""
+    hits = setting.hits(*stops)
+    rows = {(row["threshold"], row["label"]): row for row in arrivals(hits).to_dict("records")}
+    for level, own in hits.groupby("threshold", sort=False):
+        crossings = crossings_by_label(own)
+        yield {
+            "methods": [method_times(rows.get((level, label), NOBODY)) for label in labels],
+            "speedups": [[told(crossings, base, label) for label in labels] for base in labels],
+        }
 
 
 def method_times(row: Mapping[Any, Any]) -> dict[str, Any]:
