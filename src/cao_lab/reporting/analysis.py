@@ -1,7 +1,7 @@
 """What the logs say: first-hit epochs, means, speedups, costs, stable rates. Tables in, tables out."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -19,6 +19,8 @@ WITHOUT_EPOCHS = tuple(name for name, info in METHODS.items() if not info.has_ep
 STABILITY = suites_of(["stability"])
 UNITS = ["epoch", "seconds", "gradient_cost"]
 """What the time to a threshold is counted in."""
+LARGEST_DRAWN = 1e150
+"""Beyond this a mean, or an axis, would overflow."""
 CURVES = ["train_loss", "train_accuracy", "test_loss", "test_accuracy"]
 
 
@@ -39,18 +41,24 @@ def ended_with_costs(epochs: DataFrame, prices: dict[str, float]) -> DataFrame:
     ended = epochs[epochs["has_ended"]].assign(gradient_cost=lambda table: gradient_cost(table, prices))
     kept = ["run", *RUN_KEY, "budget", "optimizer", "train_loss", *UNITS]
     ended = with_losses_at_their_time(ended)[kept]
+    lowest = ended["train_loss"].fillna(np.inf).groupby(ended["run"]).cummin()
+    ended["lowest_before"] = lowest.groupby(ended["run"]).shift(fill_value=np.inf)
     return ended.join(ended.groupby("run")[["epoch", "train_loss", "seconds"]].shift().add_suffix("_before"))
 
 
-def first_epoch_below(ended: DataFrame, threshold: float) -> DataFrame:
-    """Return one row per run of `ended_with_costs`: when its train loss first was at or below the threshold, or NaN.
+def first_epoch_below(ended: DataFrame, thresholds: Sequence[float]) -> DataFrame:
+    """Return one row per threshold and run: when its train loss first was at or below the threshold, NaN if never.
 
-    `epoch`, `seconds` and `gradient_cost` count to the end of that epoch, as the paper does. `crossing_epoch` and
-    `crossing_seconds` count to where the straight line from the epoch before meets the threshold; ratios are
-    taken of these, because at ten epochs one whole epoch is as large as the margin of ten per cent.
+    `ended` is that of `ended_with_costs`. `epoch`, `seconds` and `gradient_cost` count to the end of that epoch, as the
+    paper does. `crossing_epoch` and `crossing_seconds` count to where the straight line from the epoch before meets
+    the threshold; ratios are taken of these, because at ten epochs one whole epoch is as large as the margin of ten
+    per cent.
     """
-    hits = ended[ended["train_loss"] <= threshold].drop_duplicates("run")
-    excess = (threshold - hits["train_loss"]) / (hits["train_loss_before"] - hits["train_loss"])
+    levels = DataFrame({"threshold": thresholds})
+    # Only a loss below all before it can be the first below anything.
+    records = ended[ended["train_loss"] < ended["lowest_before"]].merge(levels, how="cross")
+    hits = records[(records["train_loss"] <= records["threshold"]) & (records["threshold"] < records["lowest_before"])]
+    excess = (hits["threshold"] - hits["train_loss"]) / (hits["train_loss_before"] - hits["train_loss"])
     # Before the first epoch there is no point to draw the line from, nor after a loss that was not finite.
     excess = excess.where(np.isfinite(hits["train_loss_before"]), 0.0)
     crossings = {
@@ -60,7 +68,9 @@ def first_epoch_below(ended: DataFrame, threshold: float) -> DataFrame:
     hits = hits.assign(**crossings)
     hits["crossing_epoch"] = hits["crossing_epoch"].where(~hits["optimizer"].isin(WITHOUT_EPOCHS))
     runs = ended.drop_duplicates("run")[["run", *RUN_KEY, "budget"]]
-    return runs.join(hits.set_index("run")[[*UNITS, *crossings]], on="run").reset_index(drop=True)
+    return levels.merge(runs, how="cross").merge(
+        hits[["threshold", "run", *UNITS, *crossings]], on=["threshold", "run"], how="left"
+    )
 
 
 @dataclass(frozen=True)
@@ -88,8 +98,8 @@ def by_seed(rows: DataFrame, column: str) -> dict[int, float]:
 
 
 def arrivals(hits: DataFrame) -> DataFrame:
-    """Return one row per label of one task: how many seeds reached the threshold, and when, over those that did."""
-    grouped = hits.groupby(LABEL_KEY)[UNITS]
+    """Return one row per label of one task and threshold: how many seeds reached it, and when, over those that did."""
+    grouped = hits.groupby([*LABEL_KEY, "threshold"])[UNITS]
     mean, std = grouped.mean(), grouped.std()
     table = DataFrame({"seeds": grouped.size(), "reached": grouped.count()["epoch"]})
     columns = {f"{unit}_{name}": part[unit] for unit in UNITS for name, part in (("mean", mean), ("std", std))}
@@ -235,7 +245,7 @@ def sensitivity(epochs: DataFrame, hits: DataFrame) -> DataFrame:
     """Return one row per run of a sweep over damping × refresh interval: epochs to threshold, accuracy, seconds."""
     knobs = epochs.drop_duplicates("run").set_index("run")[["damping", "refresh_every"]]
     finals = final_results(epochs)[[*RUN_KEY, "test_accuracy", "status"]]
-    cells = hits.drop(columns="seconds").join(knobs, on="run")
+    cells = hits.drop(columns=["seconds", "threshold"]).join(knobs, on="run")
     cells = cells.merge(finals, on=RUN_KEY).merge(run_costs(epochs), on=["run", *RUN_KEY])
     return cells.sort_values(["task", "damping", "refresh_every", "seed"], ignore_index=True)
 
@@ -254,7 +264,9 @@ def seed_band(epochs: DataFrame, column: str, x: str = "epoch") -> DataFrame:
 def undeclared_threshold(epochs: DataFrame) -> float:
     """Return a loss to start the page's slider at where none was declared: halfway down, on a log scale.
 
-    Halfway between the median first loss and the median last loss of all runs; no claim is judged by it.
+    Halfway between the median first loss and the median last loss of all runs, 1 if no loss is positive; no claim is
+    judged by it.
     """
-    losses = epochs[np.isfinite(epochs["train_loss"]) & (epochs["train_loss"] > 0)].groupby("run")["train_loss"]
-    return math.sqrt(float(losses.first().median()) * float(losses.last().median()))
+    positive = epochs[epochs["train_loss"].between(0, LARGEST_DRAWN, inclusive="neither")]
+    losses = positive.groupby("run")["train_loss"]
+    return 1.0 if positive.empty else math.sqrt(losses.first().median()) * math.sqrt(losses.last().median())

@@ -226,8 +226,9 @@ def refresh_effect(setting: Setting) -> Finding:
 
 def ends_ratio(setting: Setting, knob: str, unit: str) -> Interval:
     """Return a quantity at a knob's largest value over that at its smallest, paired over all else."""
-    level = setting.thresholds.primary if setting.thresholds else math.nan
-    cells = sensitivity(setting.epochs, setting.hits(level))
+    if setting.goal is None:
+        return interval([])
+    cells = sensitivity(setting.epochs, setting.goal.hits)
     other = "refresh_every" if knob == "damping" else "damping"
     high, low = (cells[cells[knob] == end].set_index([other, "seed"]) for end in (cells[knob].max(), cells[knob].min()))
     if cells[knob].nunique() < 2:

@@ -11,14 +11,13 @@ from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 from pandas import DataFrame
 
 from cao_lab.facts import method_info
-from cao_lab.reporting.analysis import Goal, seed_band, stability_edge
+from cao_lab.reporting.analysis import LARGEST_DRAWN, Goal, seed_band, stability_edge
 from cao_lab.reporting.names import method_name
 from cao_lab.reporting.palette import Stroke, in_order, strokes
 
 STYLE = Path(__file__).with_name("cao.mplstyle")
 LEGEND_WIDTH = 28
 """Letters that fit beside the axes."""
-LARGEST_DRAWN = 1e150
 PLAIN_NUMBERS = StrMethodFormatter("{x:g}")
 styled = matplotlib.style.context(STYLE)
 AXES = {

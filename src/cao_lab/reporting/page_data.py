@@ -50,7 +50,7 @@ def setting_data(setting: Setting) -> dict[str, Any]:
         "baseline": order.get(setting.labels.get("adam", ""), 0),
         "methods": methods,
         "levels": stops,
-        "times": [times(setting, level, labels) for level in stops],
+        "times": list(times(setting, stops, labels)),
         "runs": [run_data(run, order) for _, run in epochs.groupby("run")],
         "spectra": [spectrum_data(rows, order) for _, rows in refreshes.groupby("run")],
     }

@@ -1,11 +1,11 @@
 """The page's table of times to a threshold, at every threshold that its slider stops at, ready to be looked up."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
-from cao_lab.reporting.analysis import Crossings, arrivals, crossings_by_label, speedups
+from cao_lab.reporting.analysis import LARGEST_DRAWN, Crossings, arrivals, crossings_by_label, speedups
 from cao_lab.reporting.setting import Setting
 from cao_lab.reporting.tabular import NOT_REACHED, ratio, spread
 
@@ -22,22 +22,23 @@ def levels(setting: Setting, threshold: float) -> list[float]:
     # A run that diverges can reach any height, and would leave the slider no room for the others.
     sound = setting.best[setting.best["status"] != "diverged"]
     losses = (setting.best if sound.empty else sound)["train_loss"].to_numpy()
-    losses = np.append(losses[np.isfinite(losses) & (losses > 0)], threshold)
+    losses = np.append(losses[(losses > 0) & (losses < LARGEST_DRAWN)], threshold)
     stops = [float(f"{stop:.4g}") for stop in np.geomspace(losses.max(), losses.min(), STOPS)]
     declared = [] if setting.thresholds is None else setting.thresholds.sweep
     inside = [loss for loss in declared if losses.min() <= loss <= losses.max()]
     return sorted({*stops, *inside, threshold}, reverse=True)
 
 
-def times(setting: Setting, level: float, labels: list[str]) -> dict[str, Any]:
-    """Return what the page shows at one threshold, method by method; `speedups` has a list for each baseline."""
-    hits = setting.hits(level)
-    rows = {str(row["label"]): row for row in arrivals(hits).to_dict("records")}
-    crossings = crossings_by_label(hits)
-    return {
-        "methods": [method_times(rows.get(label, NOBODY)) for label in labels],
-        "speedups": [[told(crossings, base, label) for label in labels] for base in labels],
-    }
+def times(setting: Setting, stops: list[float], labels: list[str]) -> Iterator[dict[str, Any]]:
+    """Yield what the page shows at each threshold, method by method; `speedups` has a list for each baseline."""
+    hits = setting.hits(*stops)
+    rows = {(row["threshold"], row["label"]): row for row in arrivals(hits).to_dict("records")}
+    for level, own in hits.groupby("threshold", sort=False):
+        crossings = crossings_by_label(own)
+        yield {
+            "methods": [method_times(rows.get((level, label), NOBODY)) for label in labels],
+            "speedups": [[told(crossings, base, label) for label in labels] for base in labels],
+        }
 
 
 def method_times(row: Mapping[Any, Any]) -> dict[str, Any]:

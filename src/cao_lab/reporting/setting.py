@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from pandas import DataFrame
+from pandas import DataFrame, concat
 
 from cao_lab.facts import SEARCHING, SUITES, SuiteKind, Thresholds, kind_of
 from cao_lab.protocol import final_train_losses, parts, representative, thresholds_of, without_tuning
@@ -67,11 +67,12 @@ class Setting:
         """What `hits` has worked out so far."""
         return {}
 
-    def hits(self, threshold: float) -> DataFrame:
-        """Return when each ended run first reached a threshold."""
-        if threshold not in self.known_hits:
-            self.known_hits[threshold] = first_epoch_below(self.ended, threshold)
-        return self.known_hits[threshold]
+    def hits(self, *thresholds: float) -> DataFrame:
+        """Return when each ended run first reached each threshold, worked out once."""
+        if unknown := [one for one in thresholds if one not in self.known_hits]:
+            found = first_epoch_below(self.ended, unknown)
+            self.known_hits.update({one: found[found["threshold"] == one] for one in unknown})
+        return concat([self.known_hits[one] for one in thresholds], ignore_index=True)
 
     @property
     def goal(self) -> Goal | None:

@@ -112,7 +112,8 @@ def threshold_table(logs: Logs, found: list[Setting]) -> Table:
 
 def hits_summary(setting: Setting, threshold: float) -> DataFrame:
     """Return the times to one threshold in one task, with the speedup over Adam."""
-    return time_to_threshold(setting.hits(threshold), setting.labels.get("adam")).assign(threshold=threshold)
+    found = time_to_threshold(setting.hits(threshold), setting.labels.get("adam"))
+    return found.drop(columns="threshold").assign(threshold=threshold)
 
 
 def threshold_cells(row: Series) -> dict[str, str]:

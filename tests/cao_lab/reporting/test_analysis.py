@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pandas import DataFrame, Series
+from pandas import DataFrame, Series, concat
+from pandas.testing import assert_frame_equal
 from scipy import stats
 from synthetic_logs import ADAM, CAO, SGD, Run, suite_of_runs, write_suite
 
@@ -23,7 +24,7 @@ def table(folder: Path, *runs: Run) -> DataFrame:
 
 
 def first_hits(epochs: DataFrame, threshold: float, prices: dict[str, float] = PRODUCT_PRICE) -> DataFrame:
-    return analysis.first_epoch_below(analysis.ended_with_costs(epochs, prices), threshold)
+    return analysis.first_epoch_below(analysis.ended_with_costs(epochs, prices), [threshold])
 
 
 def hit(folder: Path, losses: list[float], threshold: float) -> Series:
@@ -65,6 +66,13 @@ def test_first_hits_agree_with_a_loop(losses: list[float], threshold: float) -> 
     found = first_hits(epochs, threshold).iloc[0]
     assert found["epoch"] == expected or (math.isnan(found["epoch"]) and math.isnan(expected))
     assert not found["crossing_epoch"] > found["epoch"]
+
+
+def test_many_thresholds_at_once_are_the_same_as_one_by_one(tmp_path: Path) -> None:
+    ended = analysis.ended_with_costs(load_logs(write_suite(tmp_path, suite_of_runs())).epochs, PRODUCT_PRICE)
+    together = analysis.first_epoch_below(ended, [4.0, 1.0, 2.5])
+    alone = [analysis.first_epoch_below(ended, [threshold]) for threshold in (4.0, 1.0, 2.5)]
+    assert_frame_equal(together, concat(alone, ignore_index=True))
 
 
 def test_a_run_that_has_not_ended_is_left_out(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ def logs_of(folder: Path, *runs: Run) -> Logs:
 
 
 def goal(runs: DataFrame, loss: float) -> Goal:
-    return Goal(loss, first_epoch_below(ended_with_costs(runs, PRODUCT_PRICE), loss))
+    return Goal(loss, first_epoch_below(ended_with_costs(runs, PRODUCT_PRICE), [loss]))
 
 
 def curves(figure: Figure) -> dict[str, Line2D]:

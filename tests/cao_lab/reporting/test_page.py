@@ -120,7 +120,7 @@ def cells(browser: WebDriver) -> dict[str, list[str]]:
 
 
 def expected(logs: Logs, threshold: float, baseline: str = "adam") -> dict[str, list[str]]:
-    hits = first_epoch_below(ended_with_costs(logs.epochs, PRODUCT_PRICE), threshold)
+    hits = first_epoch_below(ended_with_costs(logs.epochs, PRODUCT_PRICE), [threshold])
     summary = time_to_threshold(hits, baseline).set_index("label")
     return {
         str(label): [
