@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from cao_lab import cli
 from cao_lab.config import ConfigError, Execution, RunConfig, config_from_dict, config_to_dict
 from cao_lab.log.header import read_header
-from cao_lab.log.records import EpochRecord, LogError
+from cao_lab.log.records import EpochRecord, LogError, columns
 from cao_lab.log.writing import RowFile
 from cao_lab.optimizer_config import CAOConfig, SGDConfig, optimizer_configs
 from cao_lab.runs import checkpoint
@@ -235,7 +235,7 @@ def test_a_header_that_no_run_wrote_is_refused_by_every_command_in_one_line(text
 @given(content=st.binary(max_size=80), rows=st.integers(0, 3))
 def test_rows_are_cut_back_or_the_file_is_refused_untouched(content, rows):
     file = RowFile(Path("epochs.csv"), EpochRecord)
-    header = ",".join(file.columns).encode() + b"\n"
+    header = ",".join(columns(file.record)).encode() + b"\n"
     file.path.write_bytes(header + content)
     try:
         file.cut_back(rows)

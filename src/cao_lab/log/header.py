@@ -18,11 +18,13 @@ def read_header(folder: Path) -> dict[str, Any] | None:
     """Return the content of a run.json, or None if there is none."""
     path = folder / "run.json"
     try:
-        return mapping("its content", read_json(path))
+        header = mapping("its content", read_json(path))
+        text("status", header.get("status"))
     except FileNotFoundError:
         return None
     except UNREADABLE as error:
         raise LogError(f"{folder}: {refused(path, error)}; move the folder away to start afresh") from error
+    return header
 
 
 def read_run(folder: Path) -> RunRecord:

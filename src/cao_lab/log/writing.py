@@ -46,6 +46,9 @@ class RowFile:
         advice = f"put a copy of it back, or remove {self.path.parent} to begin the run anew"
         if len(lines) <= rows > 0:
             raise LogError(f"{self.path} has fewer than the {rows} rows that its checkpoint remembers; {advice}")
+        # To the byte: a report may read a copy with other line ends, but a run would go on with two kinds of them.
+        if lines and lines[0] != ",".join(columns(self.record)).encode():
+            raise LogError(f"{self.path} does not begin with the names of its columns; {advice}")
         try:
             list(parsed([line.decode() for line in lines], self.record))
         except ValueError as error:

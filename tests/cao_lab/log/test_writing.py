@@ -62,9 +62,9 @@ def test_a_log_that_lost_rows_is_refused(tmp_path):
     [
         (lambda text: text.replace(b"train_loss", b"train_lass"), "does not begin with the names of its columns"),
         (lambda text: text[text.index(b"\n") + 1 :] + b"4,40,0.5", "fewer than|does not begin"),
-        (lambda text: text.replace(b"process", b"pro\rcess", 1), "damaged in line 2"),
+        (lambda text: text.replace(b"process", b"pro\rcess", 1), "line 2 is damaged"),
         (lambda text: text.replace(b"\n", b"\r\n"), "does not begin with the names"),
-        (lambda text: text.replace(b",0.9,", b",", 1), "damaged in line 2"),
+        (lambda text: text.replace(b",0.9,", b",", 1), "line 2 is damaged"),
         (lambda text: text[:-20], "fewer than the 3 rows"),
         (lambda text: b"", "fewer than the 3 rows"),
     ],
