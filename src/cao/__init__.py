@@ -2,6 +2,8 @@
 
 from cao.combinations import Mean
 from cao.curvature import GaussNewton, Hessian
+from cao.lbfgs import SketchedLBFGS
+from cao.least_squares import LeastSquares
 from cao.linalg import Eigenpairs, SymmetricOperator, lanczos, subspace_iteration
 from cao.optimizer import CAO
 from cao.preconditioner import precondition
@@ -14,8 +16,10 @@ __all__ = [
     "Eigenpairs",
     "GaussNewton",
     "Hessian",
+    "LeastSquares",
     "Mean",
     "Sketch",
+    "SketchedLBFGS",
     "SpectralDensity",
     "SymmetricOperator",
     "Trace",

@@ -1,0 +1,100 @@
+"""The Gauss-Newton matrix 2JᵀJ of a sum of squared residuals, such as those of a physics-informed network."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeAlias
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from cao.curvature import ParameterOperator, add_flat, unflatten, zeros_of
+from cao.derivatives import derivative
+from cao.isolation import isolated_forward
+from cao.jacobian import PointwiseJacobian
+
+ResidualFunction: TypeAlias = Callable[[], Tensor | Sequence[Tensor]]
+
+# 256 MiB in float64; computing a Jacobian takes a few times its own memory.
+LARGEST_JACOBIAN = 1 << 25
+
+
+class LeastSquares:
+    """The operator 2JᵀJ of the loss Σ r², from a function that returns the residuals r: one tensor or several.
+
+    The residuals are weighted already, so that the loss is the sum of their squares, and may contain derivatives of a
+    network taken by `torch.autograd.grad(..., create_graph=True)`. `linearize` fixes the operator where the parameters
+    are now. J is computed whole if it has at most `max_jacobian_size` numbers and if each point (a row of a linear
+    layer's input) enters one entry of each residual vector; the columns of a matrix count as vectors. A product is then
+    a product of matrices. Otherwise it is reverse mode, twice, through one graph.
+    """
+
+    def __init__(
+        self, residuals: ResidualFunction, params: Iterable[Tensor], *, max_jacobian_size: int = LARGEST_JACOBIAN
+    ) -> None:
+        if not callable(residuals):
+            raise ValueError(
+                f"residuals must be a function that returns one tensor or several, got {type(residuals).__name__}"
+            )
+        self.params = list(params)
+        self.max_jacobian_size = max_jacobian_size
+        self._residuals = residuals
+        self._jacobian = PointwiseJacobian(self.residuals, self.params)
+        self._is_explicit: bool | None = None
+
+    def __matmul__(self, columns: Float[Tensor, "n k"]) -> Float[Tensor, "n k"]:
+        """Return the product with each column, where the parameters are now."""
+        return self.linearize() @ columns
+
+    @torch.enable_grad()
+    def linearize(self) -> ParameterOperator:
+        """Return the operator fixed at the present parameters, with what its products share done once."""
+        if self._is_explicit is None:
+            size = sum(p.numel() for p in self.params) * sum(map(len, self.residuals()))
+            self._is_explicit = size <= self.max_jacobian_size and self._jacobian.is_right()
+        if self._is_explicit:
+            return JacobianSquared(self._jacobian(), self.params)
+        return GraphSquared(torch.cat(self.residuals()), self.params)
+
+    def residuals(self) -> list[Tensor]:
+        """Return the residuals as vectors: one per tensor, or per column of a tensor."""
+        with isolated_forward(self.params[0].device):
+            result = self._residuals()
+        tensors = [result] if isinstance(result, Tensor) else list(result)
+        if not tensors or not all(isinstance(tensor, Tensor) for tensor in tensors):
+            raise ValueError("residuals must return one tensor or several; the loss is the sum of their squares")
+        return [column for tensor in tensors for column in columns_of(tensor)]
+
+
+class JacobianSquared:
+    """2JᵀJ of a Jacobian in memory."""
+
+    def __init__(self, jacobian: Float[Tensor, "m n"], params: Sequence[Tensor]) -> None:
+        self.jacobian, self.params = jacobian, params
+
+    def __matmul__(self, columns: Float[Tensor, "n k"]) -> Float[Tensor, "n k"]:
+        """Return the product with each column."""
+        images = (self.jacobian @ columns.to(self.jacobian.dtype)).T
+        return (images @ self.jacobian).mul_(2).T.to(columns.dtype)
+
+
+class GraphSquared:
+    """2JᵀJ of a graph of residuals, by reverse mode, twice: Jᵀu is linear in u, and its derivative in u is J."""
+
+    def __init__(self, residuals: Float[Tensor, " m"], params: Sequence[Tensor]) -> None:
+        self.residuals, self.params = residuals, params
+        self._weights = torch.zeros_like(residuals, requires_grad=True)
+        self._pulled = derivative([residuals], params, [self._weights], create_graph=True)
+
+    def __matmul__(self, columns: Float[Tensor, "n k"]) -> Float[Tensor, "n k"]:
+        """Return the product with each column."""
+        product = zeros_of(self.params, columns)
+        for column, target in zip(columns.T, product.T, strict=True):
+            (tangent,) = derivative(self._pulled, [self._weights], unflatten(column, self.params))
+            if tangent is not None:
+                add_flat(target, derivative([self.residuals], self.params, [2 * tangent]), self.params)
+        return product
+
+
+def columns_of(tensor: Tensor) -> list[Tensor]:
+    """Return a tensor's columns as vectors; a vector or a number is its own."""
+    return [tensor.reshape(-1)] if tensor.ndim < 2 else list(tensor.reshape(len(tensor), -1).unbind(1))
