@@ -1,4 +1,4 @@
-"""L-BFGS in the metric of a sketch: the full-batch solver for problems whose spectrum falls steeply."""
+"""L-BFGS over a sketch of the curvature: the full-batch solver for problems whose spectrum falls steeply."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -10,14 +10,15 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.optim import Optimizer
 
-from cao.combinations import MeanOverRanks
 from cao.curvature import LossFunction, ParameterOperator, unflatten
-from cao.linalg import random_columns, subspace_iteration
+from cao.least_squares import LeastSquares
 from cao.line_search import HagerZhang, Point
-from cao.quasi_newton import Pairs, SketchedInverse, fitted_damping
+from cao.quasi_newton import InverseHessian
+from cao.refreshes import FIRST_PRICE, eigenpairs, has_slowed, next_rank, start_columns
 from cao.sources import operator_for
 
-RANK, REFRESH, SCALING_PAIRS, FIRST = 60, 100, 5, 20
+# A search that fails is followed by one over a new sketch, by one in very short steps, and by none.
+FAILURES_TO_STOP = 3
 
 
 class Status(NamedTuple):
@@ -26,10 +27,13 @@ class Status(NamedTuple):
     reason: str
     iterations: int
     evaluations: int
+    """Calls of the closure."""
     refreshes: int
     products: int
+    """Columns multiplied by the curvature."""
     rank: int
     conditioning_removed: float
+    """Largest eigenvalue in the sketch over the damping: by how much the sketch improves the conditioning."""
 
 
 class Iterate(NamedTuple):
@@ -66,10 +70,11 @@ class SketchedLBFGS(Optimizer):
         max_iter: iterations per call of `step`.
         max_eval: evaluations per call of `step`, by default max_iter · 1.25.
         history_size: pairs of steps and gradient changes that are kept.
-        rank: eigenpairs in the sketch.
-        refresh: iterations between sketches.
+        rank: eigenpairs in the sketch; "auto" keeps those above the smallest damping that the pairs asked for.
+        refresh: iterations between sketches; "auto" refreshes when the loss falls more slowly than it did on average
+            since the last sketch, the price of that sketch included.
         tolerance_grad: stop if no entry of the gradient is larger.
-        tolerance_change: stop if neither the loss nor a parameter has changed by more.
+        tolerance_change: stop if neither the loss nor any parameter has changed by more.
         line_search: the search along each direction.
         seed: seed of the first sketch's random start; no global random stream is used.
         process_group: group over which losses, gradients and curvature are averaged when torch.distributed is
@@ -96,7 +101,7 @@ class SketchedLBFGS(Optimizer):
         defaults = {
             "lr": lr,
             "max_iter": max_iter,
-            "max_eval": max_iter * 5 // 4 if max_eval is None else max_eval,
+            "max_eval": max(max_iter * 5 // 4, 1) if max_eval is None else max_eval,
             "history_size": history_size,
             "rank": rank,
             "refresh": refresh,
@@ -105,60 +110,86 @@ class SketchedLBFGS(Optimizer):
             "seed": seed,
         }
         check_settings(defaults)
-        super().__init__(params, defaults)
-        if len(self.param_groups) != 1:
-            raise ValueError(f"SketchedLBFGS takes one parameter group, got {len(self.param_groups)}")
         self.source, self.line_search, self.process_group = source, line_search or HagerZhang(), process_group
-        self._params = [p for p in self.param_groups[0]["params"] if p.requires_grad]
+        super().__init__(params, defaults)
         self.param_groups[0]["progress"] = {
             "reason": "not started",
             "iterations": 0,
             "evaluations": 0,
             "refreshes": 0,
             "products": 0,
-            "age": 0,
-            "damping": 0.0,
+            "price": FIRST_PRICE,
+            "trace": [],
+            "least_damping": math.inf,
             "failures": 0,
             "stalled_at": math.nan,
         }
 
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add the only group there can be."""
+        if self.param_groups:
+            raise ValueError("SketchedLBFGS takes one parameter group, because one direction moves all parameters")
+        super().add_param_group(param_group)
+        if not self._params:
+            raise ValueError("SketchedLBFGS needs a parameter that requires a gradient, got none")
+
     @torch.no_grad()
     def step(self, closure: Callable[[], Any]) -> Any:  # type: ignore[override]
         """Take up to `max_iter` iterations and return the loss that they started from."""
-        settings, progress = self.param_groups[0], self._progress
+        settings, progress = self._settings, self._progress
         objective = Objective(torch.enable_grad()(closure), self._params, self.process_group)
         here = objective(objective.position())
-        first, progress["reason"] = objective.loss, "max_iter"
+        first = objective.loss
+        most_evaluations = progress["evaluations"] + settings["max_eval"]
+        progress["evaluations"] += 1
         for _ in range(settings["max_iter"]):
-            budget = settings["max_eval"] - objective.evaluations
-            if reason := self._reason_to_stop(here, budget):
-                progress["reason"] = reason
-                break
-            if self._is_refresh_due():
-                self._refresh()
-            there = self._advance(objective, here, budget)
-            progress["failures"] = 0 if there else progress["failures"] + 1
-            progress["stalled_at"] = here.value
-            if there:
-                progress["iterations"] += 1
-                progress["age"] += 1
-                has_moved = change_between(here, there) > settings["tolerance_change"]
-                here = there
-                if not has_moved:
-                    progress["reason"] = "tolerance_change"
-                    break
-        progress["evaluations"] += objective.evaluations
+            progress["reason"] = self._reason_to_stop(here, most_evaluations)
+            if progress["reason"]:
+                return first
+            if self._is_refresh_due(here):
+                self._refresh(here)
+            there = self._advance(objective, here)
+            if there and change_between(here, there) < settings["tolerance_change"]:
+                progress["reason"] = "tolerance_change"
+                return first
+            here = there or here
+        progress["reason"] = "max_iter"
         return first
 
     @property
     def status(self) -> Status:
         """What the optimizer has done so far."""
-        progress, (values, _) = self._progress, self._sketch
+        progress, inverse = self._progress, self._inverse
+        has_sketch = len(inverse.values) > 0
         return Status(
             *(progress[name] for name in Status._fields[:5]),
-            rank=len(values),
-            conditioning_removed=float(1 + values.max() / progress["damping"]) if len(values) else 1.0,
+            rank=len(inverse.values),
+            conditioning_removed=1 + float(inverse.values.max()) / inverse.damping if has_sketch else 1.0,
         )
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore everything that decides the next steps, bit for bit."""
+        if not any("progress" in group for group in state_dict["param_groups"]):
+            raise ValueError("the state dict must be one of SketchedLBFGS, got one of another optimizer")
+        super().load_state_dict(state_dict)
+        # torch has cast every tensor to the parameter's dtype, but some small ones are kept in float64.
+        for saved in state_dict["state"].values():
+            device = self._params[0].device
+            self._state.update({k: v.to(device, copy=True) for k, v in saved.items() if isinstance(v, Tensor)})
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore from a pickle or a deep copy; the source and the process group do not travel."""
+        for name, value in (("source", None), ("line_search", HagerZhang()), ("process_group", None)):
+            self.__dict__.setdefault(name, value)
+        super().__setstate__(state)
+
+    @property
+    def _params(self) -> list[Tensor]:
+        return [p for p in self.param_groups[0]["params"] if p.requires_grad]
+
+    @property
+    def _settings(self) -> dict[str, Any]:
+        return self.param_groups[0]
 
     @property
     def _progress(self) -> dict[str, Any]:
@@ -171,113 +202,101 @@ class SketchedLBFGS(Optimizer):
         return state
 
     @property
-    def _sketch(self) -> tuple[Tensor, Tensor]:
-        """The eigenvalues and, as rows, the eigenvectors in use."""
-        state, like = self._state, self._params[0]
-        if "values" not in state:
-            return like.new_zeros(0), like.new_zeros(0, sum(p.numel() for p in self._params))
-        return state["values"], state["vectors"]
+    def _inverse(self) -> InverseHessian:
+        return InverseHessian(self._state)
 
-    def _reason_to_stop(self, here: Iterate, budget: int) -> str:
+    def _reason_to_stop(self, here: Iterate, most_evaluations: int) -> str:
         """Return why no further iteration should be tried, or nothing."""
         progress = self._progress
         if not here.is_finite:
             return "the loss or its gradient is not finite"
-        if float(here.gradient.abs().max()) <= self.param_groups[0]["tolerance_grad"]:
+        if float(here.gradient.abs().max()) <= self._settings["tolerance_grad"]:
             return "tolerance_grad"
-        if progress["failures"] > 2 and here.value == progress["stalled_at"]:
+        if progress["failures"] == FAILURES_TO_STOP and here.value == progress["stalled_at"]:
             return "no step lowers the loss"
-        return "max_eval" if budget <= 0 else ""
+        return "max_eval" if progress["evaluations"] >= most_evaluations else ""
 
-    def _advance(self, objective: "Objective", here: Iterate, budget: int) -> Iterate | None:
-        """Search along the quasi-Newton direction and remember the pair; without success forget all pairs."""
-        direction = self._direction(here.gradient)
-        slope, lr = float(here.gradient @ direction), self.param_groups[0]["lr"]
+    def _advance(self, objective: "Objective", here: Iterate) -> Iterate | None:
+        """Search along the quasi-Newton direction and return where that led; None if it failed."""
+        progress, inverse = self._progress, self._inverse
+        if not inverse.is_known:
+            inverse.damping = max(1.0, float(here.gradient.abs().sum()))  # As torch's L-BFGS begins.
+        direction = -(inverse @ here.gradient)
         visited: dict[float, Iterate] = {}
 
         def evaluate(step: float) -> Point:
             visited[step] = there = objective(here.position + step * direction)
             return Point(step, there.value, float(there.gradient @ direction))
 
-        found = None
-        if slope < 0:
-            rounding = 10 * torch.finfo(here.gradient.dtype).eps * abs(here.value)
-            found = self.line_search(evaluate, Point(0.0, here.value, slope), lr, rounding, budget)
+        origin = Point(0.0, here.value, float(here.gradient @ direction))
+        rounding = 10 * torch.finfo(here.gradient.dtype).eps * abs(here.value)
+        found = self.line_search(evaluate, origin, self._settings["lr"], rounding) if origin.slope < 0 else None
+        progress["evaluations"] += len(visited)
         if found is None:
-            self._pairs.clear()
             objective.move(here.position)
+            self._take_failure(here)
             return None
         there = visited[found.step]
         objective.move(there.position)
-        step, change = there.position - here.position, there.gradient - here.gradient
-        if float(step @ change) > torch.finfo(step.dtype).eps * float(step.norm() * change.norm()):
-            self._pairs.add(step, change, self.param_groups[0]["history_size"])
+        inverse.add(there.position - here.position, there.gradient - here.gradient, self._settings["history_size"])
+        progress["iterations"] += 1
+        progress["failures"] = 0
+        progress["least_damping"] = min(progress["least_damping"], inverse.damping)
         return there
 
-    @property
-    def _pairs(self) -> Pairs:
-        return Pairs(self._state)
+    def _take_failure(self, here: Iterate) -> None:
+        """Let the next search be another one: over a new sketch first, then in very short steps."""
+        progress, inverse = self._progress, self._inverse
+        progress["failures"] = progress["failures"] + 1 if here.value == progress["stalled_at"] else 1
+        progress["stalled_at"] = here.value
+        inverse.forget_pairs()
+        if progress["failures"] > 1:
+            inverse.damping = 1e3 * max(inverse.damping, *inverse.values.tolist())
 
-    def _direction(self, gradient: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
-        progress, values, vectors = self._progress, *self._sketch
-        if len(self._pairs):
-            progress["damping"] = fitted_damping(values, vectors, *self._pairs.newest(SCALING_PAIRS))
-        elif not progress["damping"]:
-            progress["damping"] = max(1.0, float(gradient.abs().sum()))  # As torch's L-BFGS begins.
-        initial = SketchedInverse(values, vectors, progress["damping"])
-        return self._pairs.inverse_hessian_product(gradient, initial).neg_()
-
-    def _is_refresh_due(self) -> bool:
-        if self.source is None:
-            return False
-        progress, every = self._progress, self.param_groups[0]["refresh"]
-        every = REFRESH if every == "auto" else every
-        return progress["age"] >= (every if progress["refreshes"] else FIRST)
+    def _is_refresh_due(self, here: Iterate) -> bool:
+        progress, every = self._progress, self._settings["refresh"]
+        progress["trace"].append([progress["evaluations"], here.value])
+        if self.source is None or progress["failures"]:
+            return progress["failures"] == 1 and self.source is not None
+        return has_slowed(progress["trace"], progress["price"]) if every == "auto" else len(progress["trace"]) > every
 
     @torch.enable_grad()
-    def _refresh(self) -> None:
-        """Find the curvature's largest eigenpairs where the parameters are now."""
-        progress, state, settings = self._progress, self._state, self.param_groups[0]
-        assert self.source is not None
-        operator = linearized(operator_for(self.source, self._params))
-        if dist.is_available() and dist.is_initialized():
-            operator = MeanOverRanks(operator, self.process_group)
-        rank = RANK if settings["rank"] == "auto" else settings["rank"]
-        size = sum(p.numel() for p in self._params)
-        if "vectors" in state:
-            start = state["vectors"].T
-        else:
-            generator = torch.Generator(self._params[0].device).manual_seed(settings["seed"])
-            start = random_columns(size, min(rank, size), generator, self._params[0].dtype)
-        pairs = subspace_iteration(operator, start, 2)
-        self._pairs.clear()
-        progress["age"] = 0
+    def _refresh(self, here: Iterate) -> None:
+        """Sketch the curvature where the parameters are now; a sketch that is not finite is discarded."""
+        progress, settings, inverse = self._progress, self._settings, self._inverse
+        operator = operator_for(self.source, self._params)  # type: ignore[arg-type]
+        operator = operator.linearize() if isinstance(operator, LeastSquares) else operator
+        rank = settings["rank"]
+        if rank == "auto":
+            rank = next_rank(operator, inverse.values, progress["least_damping"])
+        start = start_columns(inverse.vectors, here.gradient, rank, settings["seed"] + progress["refreshes"])
+        pairs, progress["price"] = eigenpairs(operator, start, self.process_group)
         progress["refreshes"] += 1
         progress["products"] += pairs.products
+        progress["trace"] = [[progress["evaluations"], here.value]]
+        progress["least_damping"] = math.inf
         if pairs.is_finite:
-            state["values"], state["vectors"] = pairs.values.abs(), pairs.vectors.T
+            inverse.adopt(pairs.values.abs(), pairs.vectors.T.contiguous())
 
 
 class Objective:
-    """A closure as a function of the flat position, which counts its calls."""
+    """A closure as a function of the flat position, averaged over processes if there are several."""
 
-    def __init__(
-        self, closure: Callable[[], Any], params: Sequence[Tensor], group: dist.ProcessGroup | None = None
-    ) -> None:
+    def __init__(self, closure: Callable[[], Any], params: Sequence[Tensor], group: dist.ProcessGroup | None) -> None:
         self.closure, self.params, self.group = closure, params, group
         self.loss: Any = None
-        self.evaluations = 0
 
     def __call__(self, position: Float[Tensor, " n"]) -> Iterate:
-        """Move the parameters there and return the loss and the gradient."""
+        """Move the parameters there, and return the loss and the gradient."""
         self.move(position)
         self.loss = self.closure()
-        self.evaluations += 1
-        pieces = [torch.zeros_like(p) if p.grad is None else p.grad.to_dense() for p in self.params]
-        numbers = torch.cat(
-            [*(piece.reshape(-1) for piece in pieces), torch.as_tensor(self.loss).reshape(1).to(pieces[0])]
-        )
-        return Iterate(position, float(self.loss), numbers[:-1])
+        value = torch.as_tensor(self.loss).detach().reshape(1).to(position)
+        gradients = [torch.zeros_like(p) if p.grad is None else p.grad.to_dense() for p in self.params]
+        numbers = torch.cat([*(g.reshape(-1) for g in gradients), value])
+        if dist.is_available() and dist.is_initialized():
+            dist.all_reduce(numbers, group=self.group)
+            numbers /= dist.get_world_size(self.group)
+        return Iterate(position, float(numbers[-1]), numbers[:-1])
 
     def move(self, position: Float[Tensor, " n"]) -> None:
         """Put the parameters at a position."""
@@ -294,21 +313,15 @@ def change_between(here: Iterate, there: Iterate) -> float:
     return max(abs(there.value - here.value), float((there.position - here.position).abs().max()))
 
 
-def linearized(operator: ParameterOperator) -> ParameterOperator:
-    """Return the operator fixed at the present parameters, if it knows how to."""
-    fix = getattr(operator, "linearize", None)
-    return operator if fix is None else fix()
-
-
 def check_settings(settings: dict[str, Any]) -> None:
     """Refuse settings that cannot work."""
-    for name in ("lr",):
-        if not settings[name] > 0:
-            raise ValueError(f"{name} must be positive, got {settings[name]}")
+    if not settings["lr"] > 0:
+        raise ValueError(f"lr must be positive, got {settings['lr']}")
     for name in ("tolerance_grad", "tolerance_change"):
         if not settings[name] >= 0:
             raise ValueError(f"{name} must not be negative, got {settings[name]}")
     for name in ("max_iter", "max_eval", "history_size", "rank", "refresh"):
         value = settings[name]
-        if value != "auto" and not (isinstance(value, int) and value > 0):
+        is_automatic = value == "auto" and name in ("rank", "refresh")
+        if not is_automatic and not (isinstance(value, int) and value > 0):
             raise ValueError(f"{name} must be a positive integer, got {value!r}")

@@ -7,10 +7,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from cao.curvature import ParameterOperator, add_flat, unflatten, zeros_of
+from cao.curvature import add_flat, unflatten
 from cao.derivatives import derivative
 from cao.isolation import isolated_forward
 from cao.jacobian import PointwiseJacobian
+from cao.linalg import Eigenpairs
 
 ResidualFunction: TypeAlias = Callable[[], Tensor | Sequence[Tensor]]
 
@@ -46,14 +47,14 @@ class LeastSquares:
         return self.linearize() @ columns
 
     @torch.enable_grad()
-    def linearize(self) -> ParameterOperator:
+    def linearize(self) -> "Linearized":
         """Return the operator fixed at the present parameters, with what its products share done once."""
         if self._is_explicit is None:
             size = sum(p.numel() for p in self.params) * sum(map(len, self.residuals()))
             self._is_explicit = size <= self.max_jacobian_size and self._jacobian.is_right()
         if self._is_explicit:
-            return JacobianSquared(self._jacobian(), self.params)
-        return GraphSquared(torch.cat(self.residuals()), self.params)
+            return ExplicitLinearized(self._jacobian(), self.params)
+        return GraphLinearized(torch.cat(self.residuals()), self.params)
 
     def residuals(self) -> list[Tensor]:
         """Return the residuals as vectors: one per tensor, or per column of a tensor."""
@@ -65,34 +66,73 @@ class LeastSquares:
         return [column for tensor in tensors for column in columns_of(tensor)]
 
 
-class JacobianSquared:
-    """2JᵀJ of a Jacobian in memory."""
+class Linearized:
+    """2JᵀJ at one position, from products with J and with Jᵀ."""
+
+    params: Sequence[Tensor]
+
+    def push(self, columns: Float[Tensor, "n k"]) -> Float[Tensor, "m k"]:
+        """Return J times each column."""
+        raise NotImplementedError
+
+    def pull(self, columns: Float[Tensor, "m k"]) -> Float[Tensor, "n k"]:
+        """Return Jᵀ times each column."""
+        raise NotImplementedError
+
+    def __matmul__(self, columns: Float[Tensor, "n k"]) -> Float[Tensor, "n k"]:
+        """Return the product with each column."""
+        return self.pull(self.push(columns)).mul_(2)
+
+    def eigenpairs(self, start: Float[Tensor, "n k"]) -> Eigenpairs:
+        """Approximate the k largest eigenpairs by one pass over J and one over Jᵀ, from any start columns.
+
+        They are singular values of J within the span of J·start: no square of J is formed, so that small eigenvalues
+        keep their digits, in float32 above all.
+        """
+        images = torch.linalg.qr(self.push(start)).Q
+        basis, triangle = torch.linalg.qr(self.pull(images))
+        rotation, singular, _ = torch.linalg.svd(triangle)
+        return Eigenpairs(2 * singular.square(), basis @ rotation, torch.zeros_like(singular), start.shape[1])
+
+
+class ExplicitLinearized(Linearized):
+    """A Jacobian in memory."""
 
     def __init__(self, jacobian: Float[Tensor, "m n"], params: Sequence[Tensor]) -> None:
         self.jacobian, self.params = jacobian, params
 
-    def __matmul__(self, columns: Float[Tensor, "n k"]) -> Float[Tensor, "n k"]:
-        """Return the product with each column."""
-        images = (self.jacobian @ columns.to(self.jacobian.dtype)).T
-        return (images @ self.jacobian).mul_(2).T.to(columns.dtype)
+    def push(self, columns: Float[Tensor, "n k"]) -> Float[Tensor, "m k"]:
+        """Return J times each column."""
+        return self.jacobian @ columns.to(self.jacobian)
+
+    def pull(self, columns: Float[Tensor, "m k"]) -> Float[Tensor, "n k"]:
+        """Return Jᵀ times each column."""
+        return (columns.T @ self.jacobian).T
 
 
-class GraphSquared:
-    """2JᵀJ of a graph of residuals, by reverse mode, twice: Jᵀu is linear in u, and its derivative in u is J."""
+class GraphLinearized(Linearized):
+    """A graph of residuals, differentiated by reverse mode alone: Jᵀu is linear in u, and its derivative in u is J."""
 
     def __init__(self, residuals: Float[Tensor, " m"], params: Sequence[Tensor]) -> None:
         self.residuals, self.params = residuals, params
         self._weights = torch.zeros_like(residuals, requires_grad=True)
         self._pulled = derivative([residuals], params, [self._weights], create_graph=True)
 
-    def __matmul__(self, columns: Float[Tensor, "n k"]) -> Float[Tensor, "n k"]:
-        """Return the product with each column."""
-        product = zeros_of(self.params, columns)
-        for column, target in zip(columns.T, product.T, strict=True):
+    def push(self, columns: Float[Tensor, "n k"]) -> Float[Tensor, "m k"]:
+        """Return J times each column."""
+        images = torch.zeros_like(self.residuals).repeat(columns.shape[1], 1)
+        for column, image in zip(columns.T, images, strict=True):
             (tangent,) = derivative(self._pulled, [self._weights], unflatten(column, self.params))
             if tangent is not None:
-                add_flat(target, derivative([self.residuals], self.params, [2 * tangent]), self.params)
-        return product
+                image.copy_(tangent)
+        return images.T
+
+    def pull(self, columns: Float[Tensor, "m k"]) -> Float[Tensor, "n k"]:
+        """Return Jᵀ times each column."""
+        pulled = columns.new_zeros(columns.shape[1], sum(p.numel() for p in self.params))
+        for column, target in zip(columns.T, pulled, strict=True):
+            add_flat(target, derivative([self.residuals], self.params, [column]), self.params)
+        return pulled.T
 
 
 def columns_of(tensor: Tensor) -> list[Tensor]:

@@ -36,15 +36,15 @@ class HagerZhang:
     max_evaluations: int = 25
 
     def __call__(
-        self, evaluate: Callable[[float], Point], origin: Point, step: float, rounding: float, budget: int
+        self, evaluate: Callable[[float], Point], origin: Point, step: float, rounding: float = 0.0
     ) -> Point | None:
         """Return an acceptable point, else the lowest one seen, or None if no point was below the origin.
 
-        `rounding` is the error of the objective's values, `budget` the number of evaluations that are left.
+        `rounding` is the error of the objective's values.
         """
         limit = origin.value + rounding
         low, high, replaced, lowest = origin, None, None, origin
-        for _ in range(min(budget, self.max_evaluations)):
+        for _ in range(self.max_evaluations):
             point = evaluate(step)
             if point.is_finite:
                 if self.accepts(point, origin, limit):

@@ -1,7 +1,6 @@
-"""The inverse Hessian of limited-memory BFGS: pairs of steps and gradient changes over an initial matrix."""
+"""The inverse Hessian of limited-memory BFGS over a sketch: what is known of the curvature, and how it is applied."""
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -9,108 +8,128 @@ from jaxtyping import Float
 from torch import Tensor
 
 
-@dataclass(frozen=True)
-class SketchedInverse:
-    """The matrix (B + ηI)⁻¹ of a sketch B = V diag(λ) Vᵀ with λ ≥ 0, its vectors as rows; without any it is I/η."""
+class InverseHessian:
+    """BFGS updates by the last pairs s, y of steps and gradient changes, over (B + ηI)⁻¹ of a sketch B = V diag(λ) Vᵀ.
 
-    values: Float[Tensor, " k"]
-    vectors: Float[Tensor, "k n"]
-    damping: float
+    The damping η is fitted: the sum over the pairs since the last sketch of yᵀ(B + ηI)⁻¹y is that of sᵀy. So captured
+    directions get their Newton step, and the rest is scaled as the pairs say. Without a sketch only the newest pair is
+    asked, and η = yᵀy/sᵀy is the usual scaling of L-BFGS.
 
-    def __matmul__(self, vector: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
-        """Return the product: captured directions are scaled by 1/(λ + η), the complement by 1/η."""
-        gains = (self.values / (self.values + self.damping)).to(vector)
-        return (vector - self.vectors.T @ (gains * (self.vectors @ vector))) / self.damping
-
-
-def fitted_damping(
-    values: Float[Tensor, " k"],
-    vectors: Float[Tensor, "k n"],
-    steps: Float[Tensor, "m n"],
-    changes: Float[Tensor, "m n"],
-) -> float:
-    """Return the η for which the sum over pairs of yᵀ(B + ηI)⁻¹y is that of sᵀy.
-
-    So the sketch with its damping explains the pairs. Without a sketch this is yᵀy/sᵀy, the usual scaling of L-BFGS.
-    The left side falls from infinity to zero as η grows, so there is one root, found by bisection of log η.
-    """
-    captured = (changes @ vectors.T).double().square().sum(dim=0)
-    total = changes.double().square().sum()
-    target = float((steps * changes).sum())
-    # What the vectors leave of y; its rounding error must not make it vanish.
-    rest = float((total - captured.sum()).clamp_min(torch.finfo(changes.dtype).eps * total))
-    curvature = values.double()
-    low, high = math.log(rest / target), math.log(float(total) / target)
-    for _ in range(60):
-        middle = math.exp((low + high) / 2)
-        is_too_small = float((captured / (curvature + middle)).sum()) + rest / middle > target
-        low, high = (math.log(middle), high) if is_too_small else (low, math.log(middle))
-    return math.exp((low + high) / 2)
-
-
-class Pairs:
-    """The last pairs s, y of steps and gradient changes, in buffers of which the oldest row is overwritten.
-
-    Their tensors are entries of a dict, the optimizer's state, so that they are saved with it.
+    All that it knows are entries of a dict, the optimizer's state, so that it is saved with it.
     """
 
     def __init__(self, state: dict[str, Any]) -> None:
         self._state = state
+        state.setdefault("order", [])
 
-    def __len__(self) -> int:
-        return len(self._state.get("order", ()))
+    @property
+    def is_known(self) -> bool:
+        """Whether there is anything to scale a gradient by."""
+        return "damping" in self._state
+
+    @property
+    def damping(self) -> float:
+        """The curvature η that stands in for whatever is neither in the sketch nor in the pairs."""
+        return float(self._state["damping"])
+
+    @damping.setter
+    def damping(self, damping: float) -> None:
+        self._state["damping"] = damping
+
+    @property
+    def values(self) -> Float[Tensor, " k"]:
+        """The eigenvalues in the sketch, in float64."""
+        return self._state.get("values", torch.zeros(0, dtype=torch.float64))
+
+    @property
+    def vectors(self) -> Float[Tensor, "k n"] | None:
+        """The eigenvectors in the sketch, as rows."""
+        return self._state.get("vectors")
+
+    def adopt(self, values: Float[Tensor, " k"], vectors: Float[Tensor, "k n"]) -> None:
+        """Begin anew with another sketch, at the damping there is until a pair tells better."""
+        self._state["values"], self._state["vectors"] = values.double(), vectors
+        self.forget_pairs()
+
+    def forget_pairs(self) -> None:
+        """Forget the pairs and what they say about the damping."""
+        self._state["order"] = []
+        self._state.pop("explained", None)
 
     def add(self, step: Float[Tensor, " n"], change: Float[Tensor, " n"], capacity: int) -> None:
-        """Remember a pair, and forget the oldest if there is no room."""
-        state = self._state
+        """Learn a pair, and forget the oldest if there is no room; one of negative curvature teaches nothing."""
+        state, target = self._state, float(step @ change)
+        if not target > torch.finfo(step.dtype).eps * float(step.norm() * change.norm()):
+            return
         if "steps" not in state:
             state["steps"], state["changes"] = step.new_zeros(2, capacity, len(step))
             state["products"] = step.new_zeros(capacity, capacity, dtype=torch.float64)
-            state["order"] = []
         order = state["order"]
         slot = order.pop(0) if len(order) == capacity else len(order)
         order.append(slot)
         state["steps"][slot], state["changes"][slot] = step, change
         state["products"][:, slot] = state["steps"] @ change
+        self._fit_damping(change, target)
 
-    def clear(self) -> None:
-        """Forget all pairs."""
-        self._state["order"] = []
-
-    def newest(self, count: int) -> tuple[Tensor, Tensor]:
-        """Return the steps and the changes of the pairs added last, at most `count` of them."""
-        slots = self._state["order"][-count:]
-        return self._state["steps"][slots], self._state["changes"][slots]
-
-    def inverse_hessian_product(self, gradient: Float[Tensor, " n"], initial: SketchedInverse) -> Float[Tensor, " n"]:
-        """Return H g for the BFGS matrix H of the pairs over an initial matrix.
+    def __matmul__(self, gradient: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
+        """Return the product with a gradient.
 
         This is the two-loop recursion with each loop written as a triangular system: with R the upper triangle of SᵀY,
         oldest first, and D its diagonal, Rα = Sᵀg, q = H₀(g − Yα), Rᵀβ = Dα − Yᵀq, and Hg = q + Sβ. A long history
         costs four passes over the buffers.
         """
-        if not len(self):
-            return initial @ gradient
+        if not self._state["order"]:
+            return self._damped_inverse(gradient)
         order = torch.tensor(self._state["order"], device=gradient.device)
-        used = len(order)
-        steps, changes = self._state["steps"][:used], self._state["changes"][:used]
+        steps, changes = self._state["steps"][: len(order)], self._state["changes"][: len(order)]
         triangle = self._state["products"][order[:, None], order]
-        alpha = solve_upper(triangle, (steps @ gradient)[order])
-        product = initial @ (gradient - in_slots(alpha, order, changes))
-        beta = solve_lower(triangle.T, triangle.diagonal() * alpha - (changes @ product)[order])
-        return product + in_slots(beta, order, steps)
+        alpha = solve(triangle, (steps @ gradient)[order], upper=True)
+        product = self._damped_inverse(gradient - combine(changes, order, alpha))
+        beta = solve(triangle.T, triangle.diagonal() * alpha - (changes @ product)[order], upper=False)
+        return product + combine(steps, order, beta)
+
+    def _damped_inverse(self, vector: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
+        """Return (B + ηI)⁻¹ v: captured directions are scaled by 1/(λ + η), the complement by 1/η."""
+        if self.vectors is None:
+            return vector / self.damping
+        gains = (self.values / (self.values + self.damping)).to(vector)
+        return (vector - self.vectors.T @ (gains * (self.vectors @ vector))) / self.damping
+
+    def _fit_damping(self, change: Float[Tensor, " n"], target: float) -> None:
+        """Add what the newest pair says, and solve for η."""
+        total = float(change.double().square().sum())
+        if self.vectors is None:
+            self.damping = total / target
+            return
+        captured = (self.vectors @ change).double().square()
+        # What the vectors leave of y; rounding must not make it vanish.
+        rest = max(total - float(captured.sum()), torch.finfo(change.dtype).eps * total)
+        newest = torch.cat([captured, captured.new_tensor([rest, target])])
+        explained = self._state["explained"] = self._state.get("explained", 0) + newest
+        self.damping = damping_that_explains(self.values, explained[:-2], *explained[-2:].tolist())
 
 
-def solve_upper(triangle: Float[Tensor, "m m"], right: Float[Tensor, " m"]) -> Float[Tensor, " m"]:
-    """Solve with the upper triangle of a matrix, in its precision."""
-    return torch.linalg.solve_triangular(triangle, right.to(triangle)[:, None], upper=True)[:, 0]
+def damping_that_explains(
+    values: Float[Tensor, " k"], captured: Float[Tensor, " k"], rest: float, target: float
+) -> float:
+    """Return the η with Σ captured/(λ + η) + rest/η = target.
+
+    The left side falls as η grows, from above the target to below it between the two ends of the bisection of log η.
+    """
+    low, high = math.log(rest / target), math.log((rest + float(captured.sum())) / target)
+    for _ in range(50):
+        middle = (low + high) / 2
+        damping = math.exp(middle)
+        is_too_small = float((captured / (values + damping)).sum()) + rest / damping > target
+        low, high = (middle, high) if is_too_small else (low, middle)
+    return math.exp(high)
 
 
-def solve_lower(triangle: Float[Tensor, "m m"], right: Float[Tensor, " m"]) -> Float[Tensor, " m"]:
-    """Solve with the lower triangle of a matrix, in its precision."""
-    return torch.linalg.solve_triangular(triangle, right.to(triangle)[:, None], upper=False)[:, 0]
+def solve(triangle: Float[Tensor, "m m"], right: Float[Tensor, " m"], *, upper: bool) -> Float[Tensor, " m"]:
+    """Solve with one triangle of a matrix, in its precision."""
+    return torch.linalg.solve_triangular(triangle, right.to(triangle)[:, None], upper=upper)[:, 0]
 
 
-def in_slots(coefficients: Float[Tensor, " m"], order: Tensor, rows: Float[Tensor, "m n"]) -> Float[Tensor, " n"]:
-    """Return the sum of rows, the coefficients given in the order of the pairs and not of the slots."""
+def combine(rows: Float[Tensor, "m n"], order: Tensor, coefficients: Float[Tensor, " m"]) -> Float[Tensor, " n"]:
+    """Return the sum of rows, the coefficients given in the order of the pairs and not of the rows."""
     return rows.T @ torch.empty_like(coefficients).scatter_(0, order, coefficients).to(rows)

@@ -41,7 +41,7 @@ def run(function: Function, step: float, **settings: float) -> tuple[Point | Non
         return Point(step, *function(step))
 
     search = HagerZhang(**settings)  # type: ignore[arg-type]
-    return search(evaluate, Point(0.0, *function(0.0)), step, 0.0, 25), visited
+    return search(evaluate, Point(0.0, *function(0.0)), step), visited
 
 
 @pytest.mark.parametrize("step", [1e-3, 1e-1, 1e1, 1e3])
