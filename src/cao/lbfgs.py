@@ -255,9 +255,11 @@ class SketchedLBFGS(Optimizer):
 
     def _is_refresh_due(self, here: Iterate) -> bool:
         progress, every = self._progress, self._settings["refresh"]
+        if self.source is None:
+            return False
         progress["trace"].append([progress["evaluations"], here.value])
-        if self.source is None or progress["failures"]:
-            return progress["failures"] == 1 and self.source is not None
+        if progress["failures"]:
+            return bool(progress["failures"] == 1)
         return has_slowed(progress["trace"], progress["price"]) if every == "auto" else len(progress["trace"]) > every
 
     @torch.enable_grad()

@@ -5,6 +5,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+# How near to an end of a bracket, in widths, the next step may be.
+CLOSEST = 0.01
+
 
 class Point(NamedTuple):
     """What is known of the objective at one step along a direction."""
@@ -21,7 +24,7 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True)
 class HagerZhang:
-    """The line search of Hager and Zhang (2005): secant steps on the slope, within a bracket.
+    """A line search that accepts by the conditions of Hager and Zhang (2005), and interpolates by cubics.
 
     A step is accepted on Wolfe's conditions, or on their approximate form, which compares slopes and so still works
     where the decrease of the objective drowns in rounding. A point that is not finite counts as too far.
@@ -43,19 +46,26 @@ class HagerZhang:
         `rounding` is the error of the objective's values.
         """
         limit = origin.value + rounding
-        low, high, replaced, lowest = origin, None, None, origin
+        low, high, lowest, width = origin, None, origin, math.inf
         for _ in range(self.max_evaluations):
             point = evaluate(step)
             if point.is_finite:
                 if self.accepts(point, origin, limit):
                     return point
                 lowest = min(lowest, point, key=lambda seen: seen.value)
-            width = high.step - low.step if high else math.inf
             if point.is_finite and point.value <= limit and point.slope < 0:
-                low, replaced = point, low
+                low = point
             else:
-                high, replaced = point, high
-            step = self._next_step(low, high, point, replaced, width)
+                high = point
+            old_width, width = width, high.step - low.step if high else math.inf
+            if high is None:
+                step *= self.growth
+            elif not point.is_finite:
+                step = low.step + width / 10
+            elif width > 2 / 3 * old_width or not high.is_finite:
+                step = low.step + width / 2
+            else:
+                step = interpolated(low, high, rounding)
             if not low.step < step < (high.step if high else math.inf):
                 break  # The bracket has no number left inside.
         return lowest if lowest.value < origin.value else None
@@ -66,26 +76,19 @@ class HagerZhang:
         is_flat_decrease = point.value <= limit and point.slope <= (2 * self.decrease - 1) * origin.slope
         return point.slope >= self.curvature * origin.slope and (is_decrease or is_flat_decrease)
 
-    def _next_step(
-        self, low: Point, high: Point | None, newest: Point, replaced: Point | None, old_width: float
-    ) -> float:
-        if high is None:
-            return low.step * self.growth
-        width = high.step - low.step
-        if not high.is_finite:
-            return low.step + width / (10 if newest is high else 2)
-        middle = low.step + width / 2
-        # Bisection serves where slopes say nothing (a hump lies between) or where secants have shrunk too little.
-        if high.slope < 0 or width > 2 / 3 * old_width:
-            return middle
-        for other in (replaced, low if newest is high else high):
-            step = secant(newest, other) if other is not None and other.is_finite else math.nan
-            if low.step < step < high.step:
-                return step
-        return middle
 
+def interpolated(low: Point, high: Point, rounding: float) -> float:
+    """Return where the cubic through two points has its minimum, but never close to an end of the bracket.
 
-def secant(first: Point, second: Point) -> float:
-    """Return where the line through two slopes is zero; NaN if it never is."""
-    rise = second.slope - first.slope
-    return (first.step * second.slope - second.step * first.slope) / rise if rise else math.nan
+    Where the values have no digits to tell the points apart, the slopes decide, by a secant step.
+    """
+    width = high.step - low.step
+    rise = (high.value - low.value) / width
+    if abs(high.value - low.value) <= rounding:
+        rise = (low.slope + high.slope) / 2  # As of a parabola with these slopes, whose cubic is itself.
+    bend = low.slope + high.slope - 3 * rise
+    root = math.sqrt(max(bend * bend - low.slope * high.slope, 0.0))
+    share = (
+        (bend + root - low.slope) / (high.slope - low.slope + 2 * root) if high.slope - low.slope + 2 * root else 0.5
+    )
+    return low.step + width * min(max(share, CLOSEST), 1 - CLOSEST)

@@ -114,15 +114,16 @@ def damping_that_explains(
 ) -> float:
     """Return the η with Σ captured/(λ + η) + rest/η = target.
 
-    The left side falls as η grows, from above the target to below it between the two ends of the bisection of log η.
+    The left side falls as η grows, from above the target to below it over the interval that is divided here.
     """
-    low, high = math.log(rest / target), math.log((rest + float(captured.sum())) / target)
-    for _ in range(50):
-        middle = (low + high) / 2
-        damping = math.exp(middle)
-        is_too_small = float((captured / (values + damping)).sum()) + rest / damping > target
-        low, high = (middle, high) if is_too_small else (low, middle)
-    return math.exp(high)
+    ends = [math.log(rest / target), math.log((rest + float(captured.sum())) / target)]
+    for _ in range(4):
+        logs = torch.linspace(*ends, 101, dtype=torch.float64, device=values.device)
+        dampings = logs.exp()
+        explained = (captured / (values + dampings[:, None])).sum(dim=1) + rest / dampings
+        place = min(max(int((explained > target).sum()), 1), 100)
+        ends = logs[place - 1 : place + 1].tolist()
+    return math.exp(ends[1])
 
 
 def solve(triangle: Float[Tensor, "m m"], right: Float[Tensor, " m"], *, upper: bool) -> Float[Tensor, " m"]:

@@ -16,11 +16,11 @@ from cao.linalg import Eigenpairs, random_columns, subspace_iteration
 # Prices are in evaluations of loss and gradient, measured on networks of 900 to 20,000 parameters. They are constants,
 # because a clock would make two runs of the same program differ.
 EXPLICIT_PRICE = 10.0
-PRODUCT_PRICE = 1.5
+PRODUCT_PRICE = 1.25
 FIRST_PRICE = EXPLICIT_PRICE
 
 # Columns of a Jacobian in memory are nearly free; any others may cost a hundred evaluations per sketch.
-LARGEST_EXPLICIT_RANK = 256
+LARGEST_EXPLICIT_RANK = 128
 LARGEST_RANK = 64
 
 
