@@ -68,7 +68,7 @@ class SketchedLBFGS(Optimizer):
         source: where curvature comes from: `LeastSquares`, `GaussNewton`, any operator that carries its `params`, or a
             function that returns the loss without a backward pass. Without one this is plain L-BFGS.
         max_iter: iterations per call of `step`.
-        max_eval: evaluations per call of `step`, by default max_iter · 1.25.
+        max_eval: evaluations per call of `step`, by default max_iter · 1.25; a line search is never cut short.
         history_size: pairs of steps and gradient changes that are kept.
         rank: eigenpairs in the sketch; "auto" keeps those above the smallest damping that the pairs asked for.
         refresh: iterations between sketches; "auto" refreshes when the loss falls more slowly than it did on average
@@ -101,7 +101,7 @@ class SketchedLBFGS(Optimizer):
         defaults = {
             "lr": lr,
             "max_iter": max_iter,
-            "max_eval": max(max_iter * 5 // 4, 1) if max_eval is None else max_eval,
+            "max_eval": max_iter * 5 // 4 if max_eval is None else max_eval,
             "history_size": history_size,
             "rank": rank,
             "refresh": refresh,
@@ -143,7 +143,7 @@ class SketchedLBFGS(Optimizer):
         most_evaluations = progress["evaluations"] + settings["max_eval"]
         progress["evaluations"] += 1
         for _ in range(settings["max_iter"]):
-            progress["reason"] = self._reason_to_stop(here, most_evaluations)
+            progress["reason"] = self._reason_to_stop(here)
             if progress["reason"]:
                 return first
             if self._is_refresh_due(here):
@@ -153,6 +153,9 @@ class SketchedLBFGS(Optimizer):
                 progress["reason"] = "tolerance_change"
                 return first
             here = there or here
+            if progress["evaluations"] >= most_evaluations:
+                progress["reason"] = "max_eval"
+                return first
         progress["reason"] = "max_iter"
         return first
 
@@ -205,16 +208,15 @@ class SketchedLBFGS(Optimizer):
     def _inverse(self) -> InverseHessian:
         return InverseHessian(self._state)
 
-    def _reason_to_stop(self, here: Iterate, most_evaluations: int) -> str:
+    def _reason_to_stop(self, here: Iterate) -> str:
         """Return why no further iteration should be tried, or nothing."""
         progress = self._progress
         if not here.is_finite:
             return "the loss or its gradient is not finite"
         if float(here.gradient.abs().max()) <= self._settings["tolerance_grad"]:
             return "tolerance_grad"
-        if progress["failures"] == FAILURES_TO_STOP and here.value == progress["stalled_at"]:
-            return "no step lowers the loss"
-        return "max_eval" if progress["evaluations"] >= most_evaluations else ""
+        has_stalled = progress["failures"] == FAILURES_TO_STOP and here.value == progress["stalled_at"]
+        return "no step lowers the loss" if has_stalled else ""
 
     def _advance(self, objective: "Objective", here: Iterate) -> Iterate | None:
         """Search along the quasi-Newton direction and return where that led; None if it failed."""
@@ -251,7 +253,7 @@ class SketchedLBFGS(Optimizer):
         progress["stalled_at"] = here.value
         inverse.forget_pairs()
         if progress["failures"] > 1:
-            inverse.damping = 1e3 * max(inverse.damping, *inverse.values.tolist())
+            inverse.damping = 1e3 * max([inverse.damping, *inverse.values.tolist()])
 
     def _is_refresh_due(self, here: Iterate) -> bool:
         progress, every = self._progress, self._settings["refresh"]
