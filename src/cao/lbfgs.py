@@ -165,7 +165,11 @@ class SketchedLBFGS(Optimizer):
         progress, inverse = self._progress, self._inverse
         has_sketch = len(inverse.values) > 0
         return Status(
-            *(progress[name] for name in Status._fields[:5]),
+            reason=progress["reason"],
+            iterations=progress["iterations"],
+            evaluations=progress["evaluations"],
+            refreshes=progress["refreshes"],
+            products=progress["products"],
             rank=len(inverse.values),
             conditioning_removed=1 + float(inverse.values.max()) / inverse.damping if has_sketch else 1.0,
         )

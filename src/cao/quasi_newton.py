@@ -39,7 +39,8 @@ class InverseHessian:
     @property
     def values(self) -> Float[Tensor, " k"]:
         """The eigenvalues in the sketch, in float64."""
-        return self._state.get("values", torch.zeros(0, dtype=torch.float64))
+        values: Tensor = self._state.get("values", torch.zeros(0, dtype=torch.float64))
+        return values
 
     @property
     def vectors(self) -> Float[Tensor, "k n"] | None:
@@ -116,19 +117,20 @@ def damping_that_explains(
 
     The left side falls as η grows, from above the target to below it over the interval that is divided here.
     """
-    ends = [math.log(rest / target), math.log((rest + float(captured.sum())) / target)]
+    low, high = math.log(rest / target), math.log((rest + float(captured.sum())) / target)
     for _ in range(4):
-        logs = torch.linspace(*ends, 101, dtype=torch.float64, device=values.device)
+        logs = torch.linspace(low, high, 101, dtype=torch.float64, device=values.device)
         dampings = logs.exp()
         explained = (captured / (values + dampings[:, None])).sum(dim=1) + rest / dampings
         place = min(max(int((explained > target).sum()), 1), 100)
-        ends = logs[place - 1 : place + 1].tolist()
-    return math.exp(ends[1])
+        low, high = logs[place - 1 : place + 1].tolist()
+    return math.exp(high)
 
 
 def solve(triangle: Float[Tensor, "m m"], right: Float[Tensor, " m"], *, upper: bool) -> Float[Tensor, " m"]:
     """Solve with one triangle of a matrix, in its precision."""
-    return torch.linalg.solve_triangular(triangle, right.to(triangle)[:, None], upper=upper)[:, 0]
+    solution: Tensor = torch.linalg.solve_triangular(triangle, right.to(triangle)[:, None], upper=upper)
+    return solution[:, 0]
 
 
 def combine(rows: Float[Tensor, "m n"], order: Tensor, coefficients: Float[Tensor, " m"]) -> Float[Tensor, " n"]:

@@ -49,6 +49,8 @@ def next_rank(operator: ParameterOperator, values: Float[Tensor, " k"], least_da
     largest = LARGEST_EXPLICIT_RANK if isinstance(operator, ExplicitLinearized) else LARGEST_RANK
     if not len(values):
         return largest // 2
+    if math.isinf(least_damping):  # No pair has told.
+        return len(values)
     return min(largest, int((values > least_damping).sum()) * 3 // 2 + 8)
 
 
