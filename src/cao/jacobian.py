@@ -25,21 +25,26 @@ class PointwiseJacobian:
 
     def __init__(self, residuals: Residuals, params: Sequence[Tensor]) -> None:
         self.residuals, self.params = residuals, params
-        self._places: list[list[Tensor | None]] | None = None
+        self._places: list[list[Tensor | None]] = []
 
     def __call__(self) -> Float[Tensor, "m n"]:
         """Return J where the parameters are now."""
         with RowWeights(self.params) as weights:
             vectors = self.residuals()
-        copies = [copy for _, copy in weights.copies]
+        owners, copies = [owner for owner, _ in weights.copies], [copy for _, copy in weights.copies]
         slopes = [derivative([vector], copies, [torch.ones_like(vector)]) for vector in vectors]
-        if self._places is None:
+        if not self._has_places(slopes):
             numbers = [torch.arange(len(vector)).to(vector) for vector in vectors]
             numbered = [derivative([v], copies, [weight]) for v, weight in zip(vectors, numbers, strict=True)]
             self._places = [list(map(places_of, *parts)) for parts in zip(slopes, numbered, strict=True)]
-        owners = [index for index, _ in weights.copies]
         blocks = zip(vectors, slopes, self._places, strict=True)
         return torch.cat([self._block(len(vector), owners, parts, places) for vector, parts, places in blocks])
+
+    def _has_places(self, slopes: list[list[Tensor | None]]) -> bool:
+        """Whether the place of every row that has a slope has been found."""
+        known = [place for places in self._places for place in places]
+        parts = [part for row in slopes for part in row]
+        return len(known) == len(parts) and all(map(is_placed, parts, known))
 
     def is_right(self) -> bool:
         """Whether Jᵀu, for a random u, is what reverse mode says: false if a point has two residuals in one vector."""
@@ -61,7 +66,7 @@ class PointwiseJacobian:
         shares = block.split(sizes, dim=1)
         for owner, part, place in zip(owners, parts, places, strict=True):
             if part is not None and place is not None:
-                shares[owner].index_add_(0, place, part.flatten(1))
+                shares[owner].index_add_(0, place.clamp_min(0), part.flatten(1))
         return block
 
 
@@ -93,12 +98,22 @@ class RowWeights(TorchFunctionMode):
 
 
 def places_of(slopes: Tensor | None, numbered: Tensor | None) -> Tensor | None:
-    """Return, for each row, the number of its residual: by it the numbered slopes are larger than the plain ones."""
+    """Return the number of each row's residual, by which its numbered slope is the larger; −1 where it has no slope."""
     if slopes is None or numbered is None:
         return None
     slopes, numbered = slopes.flatten(1), numbered.flatten(1)
-    ratios = (slopes * numbered).sum(1) / (slopes * slopes).sum(1)
-    return ratios.nan_to_num(0.0, 0.0, 0.0).round().long().clamp_min(0)
+    # Scaled, because squares of small slopes would vanish.
+    scale = slopes.abs().amax(dim=1, keepdim=True)
+    shapes = slopes / scale
+    places = (shapes * numbered / scale).sum(dim=1) / shapes.square().sum(dim=1)
+    return places.nan_to_num(-1.0, -1.0, -1.0).round().long()
+
+
+def is_placed(slopes: Tensor | None, places: Tensor | None) -> bool:
+    """Whether every row with a slope has a place."""
+    if slopes is None or places is None:
+        return slopes is None
+    return len(slopes) == len(places) and not bool(slopes[places < 0].any())
 
 
 def flat_or_zero(part: Tensor | None, param: Tensor) -> Tensor:

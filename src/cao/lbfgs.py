@@ -1,18 +1,18 @@
 """L-BFGS over a sketch of the curvature: the full-batch solver for problems whose spectrum falls steeply."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.distributed as dist
-from jaxtyping import Float
 from torch import Tensor
 from torch.optim import Optimizer
 
-from cao.curvature import LossFunction, ParameterOperator, unflatten
+from cao.curvature import LossFunction, ParameterOperator
 from cao.least_squares import LeastSquares
 from cao.line_search import HagerZhang, Point
+from cao.objective import Iterate, Objective, change_between
 from cao.quasi_newton import InverseHessian
 from cao.refreshes import FIRST_PRICE, eigenpairs, has_slowed, next_rank, start_columns
 from cao.sources import operator_for
@@ -34,19 +34,6 @@ class Status(NamedTuple):
     rank: int
     conditioning_removed: float
     """Largest eigenvalue in the sketch over the damping: by how much the sketch improves the conditioning."""
-
-
-class Iterate(NamedTuple):
-    """A position, and the loss and its gradient there."""
-
-    position: Float[Tensor, " n"]
-    value: float
-    gradient: Float[Tensor, " n"]
-
-    @property
-    def is_finite(self) -> bool:
-        """Whether the loss and every entry of the gradient are finite."""
-        return math.isfinite(self.value) and bool(self.gradient.sum().isfinite())
 
 
 class SketchedLBFGS(Optimizer):
@@ -222,7 +209,7 @@ class SketchedLBFGS(Optimizer):
         has_stalled = progress["failures"] == FAILURES_TO_STOP and here.value == progress["stalled_at"]
         return "no step lowers the loss" if has_stalled else ""
 
-    def _advance(self, objective: "Objective", here: Iterate) -> Iterate | None:
+    def _advance(self, objective: Objective, here: Iterate) -> Iterate | None:
         """Search along the quasi-Newton direction and return where that led; None if it failed."""
         progress, inverse = self._progress, self._inverse
         if not inverse.is_known:
@@ -285,40 +272,6 @@ class SketchedLBFGS(Optimizer):
         progress["least_damping"] = math.inf
         if pairs.is_finite:
             inverse.adopt(pairs.values.abs(), pairs.vectors.T.contiguous())
-
-
-class Objective:
-    """A closure as a function of the flat position, averaged over processes if there are several."""
-
-    def __init__(self, closure: Callable[[], Any], params: Sequence[Tensor], group: dist.ProcessGroup | None) -> None:
-        self.closure, self.params, self.group = closure, params, group
-        self.loss: Any = None
-
-    def __call__(self, position: Float[Tensor, " n"]) -> Iterate:
-        """Move the parameters there, and return the loss and the gradient."""
-        self.move(position)
-        self.loss = self.closure()
-        value = torch.as_tensor(self.loss).detach().reshape(1).to(position)
-        gradients = [torch.zeros_like(p) if p.grad is None else p.grad.to_dense() for p in self.params]
-        numbers = torch.cat([*(g.reshape(-1) for g in gradients), value])
-        if dist.is_available() and dist.is_initialized():
-            dist.all_reduce(numbers, group=self.group)
-            numbers /= dist.get_world_size(self.group)
-        return Iterate(position, float(numbers[-1]), numbers[:-1])
-
-    def move(self, position: Float[Tensor, " n"]) -> None:
-        """Put the parameters at a position."""
-        for param, piece in zip(self.params, unflatten(position, self.params), strict=True):
-            param.copy_(piece)
-
-    def position(self) -> Float[Tensor, " n"]:
-        """Return where the parameters are."""
-        return torch.cat([p.reshape(-1) for p in self.params])
-
-
-def change_between(here: Iterate, there: Iterate) -> float:
-    """Return the larger of the changes of the loss and of any parameter."""
-    return max(abs(there.value - here.value), float((there.position - here.position).abs().max()))
 
 
 def check_settings(settings: dict[str, Any]) -> None:

@@ -160,6 +160,31 @@ def test_the_operator_follows_the_parameters_and_a_linearization_does_not(limit:
         torch.testing.assert_close(dense(fixed, params), before)
 
 
+def test_a_point_that_was_dead_is_placed_when_it_comes_alive() -> None:
+    model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1)).double()
+    params, inside = list(model.parameters()), points(12)
+    with torch.no_grad():
+        model[0].weight.fill_(-1)  # type: ignore[union-attr]
+        model[0].bias.fill_(0.7)  # type: ignore[union-attr]
+    operator = LeastSquares(lambda: model(inside) * torch.arange(12)[:, None], params)
+    assert type(operator.linearize()) is ExplicitLinearized
+    with torch.no_grad():
+        model[0].bias.fill_(1.5)  # type: ignore[union-attr]
+    jacobian = dense_jacobian(operator.residuals, params)  # type: ignore[arg-type]
+    torch.testing.assert_close(dense(operator, params), 2 * jacobian.T @ jacobian)
+
+
+@pytest.mark.parametrize("limit", [0, 1 << 25])
+def test_the_number_of_points_may_change(limit: int) -> None:
+    model, inside = network(), [points(12)]
+    params = list(model.parameters())
+    operator = LeastSquares(lambda: model(inside[0]) - 1, params, max_jacobian_size=limit)
+    operator.linearize()
+    inside[0] = points(7, seed=3)
+    jacobian = dense_jacobian(operator.residuals, params)  # type: ignore[arg-type]
+    torch.testing.assert_close(dense(operator, params), 2 * jacobian.T @ jacobian)
+
+
 def test_a_parameter_outside_the_layers_is_seen() -> None:
     model, coefficient = network(), nn.Parameter(torch.tensor(0.3, dtype=torch.float64))
     params, inside = [*model.parameters(), coefficient], points(12)
