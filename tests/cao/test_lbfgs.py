@@ -4,9 +4,12 @@ import copy
 import io
 import math
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
+import torch.multiprocessing as mp
+from lbfgs_ranks import WORLD, points, run_rank, solve
 from scipy import optimize
 from small_models import flat_params, seeded
 from torch import Tensor, nn
@@ -84,7 +87,7 @@ def scipy_evaluations_to(loss: Loss, start: list[float], target: float) -> int:
     def value_and_gradient(x: object) -> tuple[float, object]:
         theta = torch.tensor(x, dtype=torch.float64, requires_grad=True)
         value = loss(theta)
-        values.append(float(value))
+        values.append(value.item())
         return values[-1], torch.autograd.grad(value, theta)[0].numpy()
 
     options = {"maxcor": 100, "ftol": 0, "gtol": 0}
@@ -368,3 +371,10 @@ def test_what_cannot_be_optimised_is_refused() -> None:
     theta = torch.zeros(2, requires_grad=True)
     with pytest.raises(ValueError, match="another optimizer"):
         SketchedLBFGS([theta]).load_state_dict(torch.optim.SGD([theta], 0.1).state_dict())
+
+
+def test_two_processes_take_the_steps_of_one_on_all_points(tmp_path: Path) -> None:
+    mp.spawn(run_rank, (str(tmp_path),), nprocs=WORLD)
+    first, second = (torch.load(tmp_path / f"rank{rank}") for rank in range(WORLD))
+    assert torch.equal(first, second)
+    torch.testing.assert_close(first, solve(points()), rtol=1e-5, atol=1e-6)
