@@ -259,8 +259,8 @@ class SketchedLBFGS(Optimizer):
     def _refresh(self, here: Iterate) -> None:
         """Sketch the curvature where the parameters are now; a sketch that is not finite is discarded."""
         progress, settings, inverse = self._progress, self._settings, self._inverse
-        operator = operator_for(self.source, self._params)  # type: ignore[arg-type]
-        operator = operator.linearize() if isinstance(operator, LeastSquares) else operator
+        source = self.source.linearize() if isinstance(self.source, LeastSquares) else self.source
+        operator = operator_for(source, self._params)  # type: ignore[arg-type]
         rank = settings["rank"]
         if rank == "auto":
             rank = next_rank(operator, inverse.values, progress["least_damping"])

@@ -199,6 +199,25 @@ def test_every_source_of_curvature_lowers_the_loss_further(kind: str) -> None:
     assert optimizer.status.conditioning_removed > 10
 
 
+def test_a_source_may_list_the_parameters_in_another_order() -> None:
+    model, residuals = small_network()
+    params = list(model.parameters())
+    optimizer = SketchedLBFGS(params, source=LeastSquares(residuals, params[::-1]))
+    closure = closure_of(model, residuals, optimizer)
+    for _ in range(8):
+        optimizer.step(closure)
+    assert closure().item() < fitted("none")[0] / 3
+
+
+def test_a_source_of_other_parameters_is_refused() -> None:
+    problem = Problem(rosenbrock, [-1.2, 1.0])
+    other = torch.ones(2, requires_grad=True)
+    source = LeastSquares(lambda: rosenbrock_residuals(other), [other])
+    optimizer = SketchedLBFGS([problem.theta], source=source, refresh=1)
+    with pytest.raises(ValueError, match="exactly the optimizer's trainable parameters"):
+        optimizer.step(problem.closure)
+
+
 def test_float32_gains_from_a_sketch_too() -> None:
     plain, _ = fitted("none", torch.float32)
     sketched, _ = fitted("residuals", torch.float32)
