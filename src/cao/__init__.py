@@ -2,6 +2,8 @@
 
 from cao.curvature import GaussNewton, Hessian
 from cao.eigensolvers import Lanczos, SubspaceIteration
+from cao.lbfgs import SketchedLBFGS
+from cao.least_squares import LeastSquares
 from cao.linalg import Eigenpairs
 from cao.operators import Mean, SymmetricOperator
 from cao.optimizer import CAO, Counters
@@ -20,9 +22,11 @@ __all__ = [
     "GaussNewton",
     "Hessian",
     "Lanczos",
+    "LeastSquares",
     "Mean",
     "Preconditioner",
     "Sketch",
+    "SketchedLBFGS",
     "SpectralDensity",
     "SubspaceIteration",
     "SymmetricOperator",

@@ -13,8 +13,16 @@ from torch.nn.parallel import DistributedDataParallel
 from cao.autograd.derivatives import Gradient, NoSecondDerivativeError, derivative, gradient_graph, replicas_in
 from cao.autograd.isolation import as_plain_models, cloned_buffers, isolated_forward, replaced_parameters
 from cao.flat import FlatParams
+from cao.operators import ParameterOperator, in_order
 
 LossFunction: TypeAlias = Callable[[], Tensor | Iterable[Tensor]]
+
+
+def operator_for(source: Tensor | LossFunction | ParameterOperator, params: Sequence[Tensor]) -> ParameterOperator:
+    """Return what a refresh is made from as an operator on exactly these parameters, in their order."""
+    if isinstance(source, Tensor) or not isinstance(source, ParameterOperator):
+        return Hessian(source, params)  # It says what else it cannot take.
+    return in_order(source, params, "the operator must act on exactly the optimizer's trainable parameters")
 
 
 class Hessian:

@@ -13,10 +13,10 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from cao.autograd.isolation import check_not_joining
-from cao.curvature import Hessian, LossFunction
+from cao.curvature import LossFunction, operator_for
 from cao.flat import FlatParams
 from cao.linalg import Eigenpairs, generator_for, random_columns
-from cao.operators import AllReduced, ParameterOperator, Scaled, SymmetryProbe, agreed, check_replicas, in_order
+from cao.operators import AllReduced, ParameterOperator, Scaled, SymmetryProbe, agreed, check_replicas
 from cao.policies import Damping, Refresh, Solver, damping_policy, eigensolver_for, plain, refresh_policy, restored
 from cao.preconditioner import NegativeCurvature, Preconditioner, Scaling, is_singular
 from cao.settings import (
@@ -387,12 +387,7 @@ class CAO(Optimizer):
                 raise ValueError(
                     f"rank must not exceed the number of trainable parameters, got rank {rank} for {storage.size}"
                 )
-            operator: ParameterOperator
-            if isinstance(source, Tensor) or not isinstance(source, ParameterOperator):
-                operator = Hessian(source, storage.params)  # type: ignore[arg-type]  # It says what else it cannot take.
-            else:
-                demand = "the operator must act on exactly the optimizer's trainable parameters"
-                operator = in_order(source, storage.params, demand)
+            operator = operator_for(source, storage.params)  # type: ignore[arg-type]  # Eigenpairs never come here.
             return operator if scale == 1 else Scaled(operator, 1 / scale)
 
         group = self.process_group

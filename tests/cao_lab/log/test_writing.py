@@ -117,7 +117,7 @@ def test_a_damaged_log_is_refused_and_left_as_it_is(tmp_path, old, new):
         log.epochs.append([record(1), record(2), record(3)])
         damaged = log.epochs.path.read_bytes().replace(old, new, 1)
         log.epochs.path.write_bytes(damaged)
-        with pytest.raises(LogError, match=r"epochs.csv cannot be read \(.*\)") as error:
+        with pytest.raises(LogError, match=r"epochs.csv (cannot be read \(.*\)|does not begin)") as error:
             log.cut_back(epochs=2, refreshes=0)
         assert "\n" not in str(error.value)
         assert log.epochs.path.read_bytes() == damaged

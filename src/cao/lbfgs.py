@@ -1,0 +1,288 @@
+"""L-BFGS over a sketch of the curvature: the full-batch solver for problems whose spectrum falls steeply."""
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any, Literal, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.optim import Optimizer
+
+from cao.curvature import LossFunction, operator_for
+from cao.least_squares import LeastSquares
+from cao.line_search import HagerZhang, Point
+from cao.objective import Iterate, Objective, change_between
+from cao.operators import ParameterOperator
+from cao.quasi_newton import InverseHessian
+from cao.refreshes import FIRST_PRICE, eigenpairs, has_slowed, next_rank, start_columns
+
+# A search that fails is followed by one over a new sketch, by one in very short steps, and by none.
+FAILURES_TO_STOP = 3
+
+
+class Status(NamedTuple):
+    """What the optimizer has done since it was made, and why its last step ended."""
+
+    reason: str
+    iterations: int
+    evaluations: int
+    """Calls of the closure."""
+    refreshes: int
+    products: int
+    """Columns multiplied by the curvature."""
+    rank: int
+    conditioning_removed: float
+    """Largest eigenvalue in the sketch over the damping: by how much the sketch improves the conditioning."""
+
+
+class SketchedLBFGS(Optimizer):
+    """L-BFGS whose initial matrix is the inverse of a sketch of the curvature.
+
+    It replaces `torch.optim.LBFGS` by a change of one word, and is at its best with a source of curvature::
+
+        source = LeastSquares(residuals, model.parameters())
+        optimizer = SketchedLBFGS(model.parameters(), source=source)
+        for _ in range(100):
+            optimizer.step(closure)  # zero_grad, loss, backward, return the loss
+        print(optimizer.status)
+
+    The loss must be the same function at every call: full batch, no dropout.
+
+    Args:
+        params: parameters, in one group.
+        lr: first step that each line search tries.
+        source: where curvature comes from: `LeastSquares`, `GaussNewton`, any operator that carries its `params`, or a
+            function that returns the loss without a backward pass. Without one this is plain L-BFGS.
+        max_iter: iterations per call of `step`.
+        max_eval: evaluations per call of `step`, by default max_iter · 1.25; a line search is never cut short.
+        history_size: pairs of steps and gradient changes that are kept.
+        rank: eigenpairs in the sketch; "auto" keeps those above the smallest damping that the pairs asked for.
+        refresh: iterations between sketches; "auto" refreshes when the loss falls more slowly than it did on average
+            since the last sketch, the price of that sketch included.
+        tolerance_grad: stop if no entry of the gradient is larger.
+        tolerance_change: stop if neither the loss nor any parameter has changed by more.
+        line_search: the search along each direction.
+        seed: seed of the first sketch's random start; no global random stream is used.
+        process_group: group over which losses, gradients and curvature are averaged when torch.distributed is
+            initialised.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Tensor] | Iterable[dict[str, Any]],
+        lr: float = 1.0,
+        *,
+        source: LossFunction | ParameterOperator | None = None,
+        max_iter: int = 20,
+        max_eval: int | None = None,
+        history_size: int = 100,
+        rank: int | Literal["auto"] = "auto",
+        refresh: int | Literal["auto"] = "auto",
+        tolerance_grad: float = 0.0,
+        tolerance_change: float = 0.0,
+        line_search: HagerZhang | None = None,
+        seed: int = 0,
+        process_group: dist.ProcessGroup | None = None,
+    ) -> None:
+        defaults = {
+            "lr": lr,
+            "max_iter": max_iter,
+            "max_eval": max_iter * 5 // 4 if max_eval is None else max_eval,
+            "history_size": history_size,
+            "rank": rank,
+            "refresh": refresh,
+            "tolerance_grad": tolerance_grad,
+            "tolerance_change": tolerance_change,
+            "seed": seed,
+        }
+        check_settings(defaults)
+        self.source, self.line_search, self.process_group = source, line_search or HagerZhang(), process_group
+        super().__init__(params, defaults)
+        self.param_groups[0]["progress"] = {
+            "reason": "not started",
+            "iterations": 0,
+            "evaluations": 0,
+            "refreshes": 0,
+            "products": 0,
+            "price": FIRST_PRICE,
+            "trace": [],
+            "least_damping": math.inf,
+            "failures": 0,
+            "stalled_at": math.nan,
+        }
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add the only group there can be."""
+        if self.param_groups:
+            raise ValueError("SketchedLBFGS takes one parameter group, because one direction moves all parameters")
+        super().add_param_group(param_group)
+        if not self._params:
+            raise ValueError("SketchedLBFGS needs a parameter that requires a gradient, got none")
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any]) -> Any:  # type: ignore[override]
+        """Take up to `max_iter` iterations and return the loss that they started from."""
+        settings, progress = self._settings, self._progress
+        objective = Objective(torch.enable_grad()(closure), self._params, self.process_group)
+        here = objective(objective.position())
+        first = objective.loss
+        most_evaluations = progress["evaluations"] + settings["max_eval"]
+        progress["evaluations"] += 1
+        for _ in range(settings["max_iter"]):
+            progress["reason"] = self._reason_to_stop(here)
+            if progress["reason"]:
+                return first
+            if self._is_refresh_due(here):
+                self._refresh(here)
+            there = self._advance(objective, here)
+            if there and change_between(here, there) < settings["tolerance_change"]:
+                progress["reason"] = "tolerance_change"
+                return first
+            here = there or here
+            if progress["evaluations"] >= most_evaluations:
+                progress["reason"] = "max_eval"
+                return first
+        progress["reason"] = "max_iter"
+        return first
+
+    @property
+    def status(self) -> Status:
+        """What the optimizer has done so far."""
+        progress, inverse = self._progress, self._inverse
+        has_sketch = len(inverse.values) > 0
+        return Status(
+            reason=progress["reason"],
+            iterations=progress["iterations"],
+            evaluations=progress["evaluations"],
+            refreshes=progress["refreshes"],
+            products=progress["products"],
+            rank=len(inverse.values),
+            conditioning_removed=1 + float(inverse.values.max()) / inverse.damping if has_sketch else 1.0,
+        )
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore everything that decides the next steps, bit for bit."""
+        if not any("progress" in group for group in state_dict["param_groups"]):
+            raise ValueError("the state dict must be one of SketchedLBFGS, got one of another optimizer")
+        super().load_state_dict(state_dict)
+        # torch has cast every tensor to the parameter's dtype, but some small ones are kept in float64.
+        for saved in state_dict["state"].values():
+            device = self._params[0].device
+            self._state.update({k: v.to(device, copy=True) for k, v in saved.items() if isinstance(v, Tensor)})
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore from a pickle or a deep copy; the source and the process group do not travel."""
+        for name, value in (("source", None), ("line_search", HagerZhang()), ("process_group", None)):
+            self.__dict__.setdefault(name, value)
+        super().__setstate__(state)
+
+    @property
+    def _params(self) -> list[Tensor]:
+        return [p for p in self.param_groups[0]["params"] if p.requires_grad]
+
+    @property
+    def _settings(self) -> dict[str, Any]:
+        return self.param_groups[0]
+
+    @property
+    def _progress(self) -> dict[str, Any]:
+        progress: dict[str, Any] = self.param_groups[0]["progress"]
+        return progress
+
+    @property
+    def _state(self) -> dict[str, Any]:
+        state: dict[str, Any] = self.state[self._params[0]]
+        return state
+
+    @property
+    def _inverse(self) -> InverseHessian:
+        return InverseHessian(self._state)
+
+    def _reason_to_stop(self, here: Iterate) -> str:
+        """Return why no further iteration should be tried, or nothing."""
+        progress = self._progress
+        if not here.is_finite:
+            return "the loss or its gradient is not finite"
+        if float(here.gradient.abs().max()) <= self._settings["tolerance_grad"]:
+            return "tolerance_grad"
+        has_stalled = progress["failures"] == FAILURES_TO_STOP and here.value == progress["stalled_at"]
+        return "no step lowers the loss" if has_stalled else ""
+
+    def _advance(self, objective: Objective, here: Iterate) -> Iterate | None:
+        """Search along the quasi-Newton direction and return where that led; None if it failed."""
+        progress, inverse = self._progress, self._inverse
+        if not inverse.is_known:
+            inverse.damping = max(1.0, float(here.gradient.abs().sum()))  # As torch's L-BFGS begins.
+        direction = -(inverse @ here.gradient)
+        visited: dict[float, Iterate] = {}
+
+        def evaluate(step: float) -> Point:
+            visited[step] = there = objective(here.position + step * direction)
+            return Point(step, there.value, float(there.gradient @ direction))
+
+        origin = Point(0.0, here.value, float(here.gradient @ direction))
+        rounding = 10 * torch.finfo(here.gradient.dtype).eps * abs(here.value)
+        found = self.line_search(evaluate, origin, self._settings["lr"], rounding) if origin.slope < 0 else None
+        progress["evaluations"] += len(visited)
+        if found is None:
+            objective.move(here.position)
+            self._take_failure(here)
+            return None
+        there = visited[found.step]
+        objective.move(there.position)
+        inverse.add(there.position - here.position, there.gradient - here.gradient, self._settings["history_size"])
+        progress["iterations"] += 1
+        progress["failures"] = 0
+        progress["least_damping"] = min(progress["least_damping"], inverse.damping)
+        return there
+
+    def _take_failure(self, here: Iterate) -> None:
+        """Let the next search be another one: over a new sketch first, then in very short steps."""
+        progress, inverse = self._progress, self._inverse
+        progress["failures"] = progress["failures"] + 1 if here.value == progress["stalled_at"] else 1
+        progress["stalled_at"] = here.value
+        inverse.forget_pairs()
+        if progress["failures"] > 1:
+            inverse.damping = 1e3 * max([inverse.damping, *inverse.values.tolist()])
+
+    def _is_refresh_due(self, here: Iterate) -> bool:
+        progress, every = self._progress, self._settings["refresh"]
+        if self.source is None:
+            return False
+        progress["trace"].append([progress["evaluations"], here.value])
+        if progress["failures"]:
+            return bool(progress["failures"] == 1)
+        return has_slowed(progress["trace"], progress["price"]) if every == "auto" else len(progress["trace"]) > every
+
+    @torch.enable_grad()
+    def _refresh(self, here: Iterate) -> None:
+        """Sketch the curvature where the parameters are now; a sketch that is not finite is discarded."""
+        progress, settings, inverse = self._progress, self._settings, self._inverse
+        source = self.source.linearize() if isinstance(self.source, LeastSquares) else self.source
+        operator = operator_for(source, self._params)  # type: ignore[arg-type]
+        rank = settings["rank"]
+        if rank == "auto":
+            rank = next_rank(operator, inverse.values, progress["least_damping"])
+        start = start_columns(inverse.vectors, here.gradient, rank, settings["seed"] + progress["refreshes"])
+        pairs, progress["price"] = eigenpairs(operator, start, self.process_group)
+        progress["refreshes"] += 1
+        progress["products"] += pairs.products
+        progress["trace"] = [[progress["evaluations"], here.value]]
+        progress["least_damping"] = math.inf
+        if pairs.is_finite:
+            inverse.adopt(pairs.values.abs(), pairs.vectors.T.contiguous())
+
+
+def check_settings(settings: dict[str, Any]) -> None:
+    """Refuse settings that cannot work."""
+    if not settings["lr"] > 0:
+        raise ValueError(f"lr must be positive, got {settings['lr']}")
+    for name in ("tolerance_grad", "tolerance_change"):
+        if not settings[name] >= 0:
+            raise ValueError(f"{name} must not be negative, got {settings[name]}")
+    for name in ("max_iter", "max_eval", "history_size", "rank", "refresh"):
+        value = settings[name]
+        is_automatic = value == "auto" and name in ("rank", "refresh")
+        if not is_automatic and not (isinstance(value, int) and value > 0):
+            raise ValueError(f"{name} must be a positive integer, got {value!r}")

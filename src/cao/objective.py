@@ -1,0 +1,59 @@
+"""A training closure as a function of one flat position."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from jaxtyping import Float
+from torch import Tensor
+
+from cao.flat import FlatParams
+
+
+class Iterate(NamedTuple):
+    """A position, and the loss and its gradient there."""
+
+    position: Float[Tensor, " n"]
+    value: float
+    gradient: Float[Tensor, " n"]
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether the loss and every entry of the gradient are finite."""
+        return math.isfinite(self.value) and bool(self.gradient.sum().isfinite())
+
+
+class Objective:
+    """A closure as a function of the flat position, averaged over processes if there are several."""
+
+    def __init__(self, closure: Callable[[], Any], params: Sequence[Tensor], group: dist.ProcessGroup | None) -> None:
+        self.closure, self.params, self.group = closure, params, group
+        self.loss: Any = None
+
+    def __call__(self, position: Float[Tensor, " n"]) -> Iterate:
+        """Move the parameters there, and return the loss and the gradient."""
+        self.move(position)
+        self.loss = self.closure()
+        value = torch.as_tensor(self.loss).detach().reshape(1).to(position)
+        gradients = [torch.zeros_like(p) if p.grad is None else p.grad.to_dense() for p in self.params]
+        numbers = torch.cat([*(g.reshape(-1) for g in gradients), value])
+        if dist.is_available() and dist.is_initialized():
+            dist.all_reduce(numbers, group=self.group)
+            numbers /= dist.get_world_size(self.group)
+        return Iterate(position, float(numbers[-1]), numbers[:-1])
+
+    def move(self, position: Float[Tensor, " n"]) -> None:
+        """Put the parameters at a position."""
+        for param, piece in zip(self.params, FlatParams(self.params).split(position), strict=True):
+            param.copy_(piece)
+
+    def position(self) -> Float[Tensor, " n"]:
+        """Return where the parameters are."""
+        return torch.cat([p.reshape(-1) for p in self.params])
+
+
+def change_between(here: Iterate, there: Iterate) -> float:
+    """Return the larger of the changes of the loss and of any parameter."""
+    return max(abs(there.value - here.value), float((there.position - here.position).abs().max()))

@@ -1,0 +1,138 @@
+"""The inverse Hessian of limited-memory BFGS over a sketch: what is known of the curvature, and how it is applied."""
+
+import math
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+
+class InverseHessian:
+    """BFGS updates by the last pairs s, y of steps and gradient changes, over (B + ηI)⁻¹ of a sketch B = V diag(λ) Vᵀ.
+
+    The damping η is fitted: the sum over the pairs since the last sketch of yᵀ(B + ηI)⁻¹y is that of sᵀy. So captured
+    directions get their Newton step, and the rest is scaled as the pairs say. Without a sketch only the newest pair is
+    asked, and η = yᵀy/sᵀy is the usual scaling of L-BFGS.
+
+    All that it knows are entries of a dict, the optimizer's state, so that it is saved with it.
+    """
+
+    def __init__(self, state: dict[str, Any]) -> None:
+        self._state = state
+        state.setdefault("order", [])
+
+    @property
+    def is_known(self) -> bool:
+        """Whether there is anything to scale a gradient by."""
+        return "damping" in self._state
+
+    @property
+    def damping(self) -> float:
+        """The curvature η that stands in for whatever is neither in the sketch nor in the pairs."""
+        return float(self._state["damping"])
+
+    @damping.setter
+    def damping(self, damping: float) -> None:
+        self._state["damping"] = damping
+
+    @property
+    def values(self) -> Float[Tensor, " k"]:
+        """The eigenvalues in the sketch, in float64."""
+        values: Tensor = self._state.get("values", torch.zeros(0, dtype=torch.float64))
+        return values
+
+    @property
+    def vectors(self) -> Float[Tensor, "k n"] | None:
+        """The eigenvectors in the sketch, as rows."""
+        return self._state.get("vectors")
+
+    def adopt(self, values: Float[Tensor, " k"], vectors: Float[Tensor, "k n"]) -> None:
+        """Begin anew with another sketch, at the damping there is until a pair tells better."""
+        self._state["values"], self._state["vectors"] = values.double(), vectors
+        self.forget_pairs()
+
+    def forget_pairs(self) -> None:
+        """Forget the pairs and what they say about the damping."""
+        self._state["order"] = []
+        self._state.pop("explained", None)
+
+    def add(self, step: Float[Tensor, " n"], change: Float[Tensor, " n"], capacity: int) -> None:
+        """Learn a pair, and forget the oldest if there is no room; one of negative curvature teaches nothing."""
+        state, target = self._state, float(step @ change)
+        if not target > torch.finfo(step.dtype).eps * float(step.norm() * change.norm()):
+            return
+        if "steps" not in state:
+            state["steps"], state["changes"] = step.new_zeros(2, capacity, len(step))
+            state["products"] = step.new_zeros(capacity, capacity, dtype=torch.float64)
+        order = state["order"]
+        slot = order.pop(0) if len(order) == capacity else len(order)
+        order.append(slot)
+        state["steps"][slot], state["changes"][slot] = step, change
+        state["products"][:, slot] = state["steps"] @ change
+        self._fit_damping(change, target)
+
+    def __matmul__(self, gradient: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
+        """Return the product with a gradient.
+
+        This is the two-loop recursion with each loop written as a triangular system: with R the upper triangle of SᵀY,
+        oldest first, and D its diagonal, Rα = Sᵀg, q = H₀(g − Yα), Rᵀβ = Dα − Yᵀq, and Hg = q + Sβ. A long history
+        costs four passes over the buffers.
+        """
+        if not self._state["order"]:
+            return self._damped_inverse(gradient)
+        order = torch.tensor(self._state["order"], device=gradient.device)
+        steps, changes = self._state["steps"][: len(order)], self._state["changes"][: len(order)]
+        triangle = self._state["products"][order[:, None], order]
+        alpha = solve(triangle, (steps @ gradient)[order], upper=True)
+        product = self._damped_inverse(gradient - combine(changes, order, alpha))
+        beta = solve(triangle.T, triangle.diagonal() * alpha - (changes @ product)[order], upper=False)
+        return product + combine(steps, order, beta)
+
+    def _damped_inverse(self, vector: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
+        """Return (B + ηI)⁻¹ v: captured directions are scaled by 1/(λ + η), the complement by 1/η."""
+        if self.vectors is None:
+            return vector / self.damping
+        gains = (self.values / (self.values + self.damping)).to(vector)
+        return (vector - self.vectors.T @ (gains * (self.vectors @ vector))) / self.damping
+
+    def _fit_damping(self, change: Float[Tensor, " n"], target: float) -> None:
+        """Add what the newest pair says, and solve for η."""
+        total = float(change.double().square().sum())
+        if self.vectors is None:
+            self.damping = total / target
+            return
+        captured = (self.vectors @ change).double().square()
+        # What the vectors leave of y; rounding must not make it vanish.
+        rest = max(total - float(captured.sum()), torch.finfo(change.dtype).eps * total)
+        newest = torch.cat([captured, captured.new_tensor([rest, target])])
+        explained = self._state["explained"] = self._state.get("explained", 0) + newest
+        self.damping = damping_that_explains(self.values, explained[:-2], *explained[-2:].tolist())
+
+
+def damping_that_explains(
+    values: Float[Tensor, " k"], captured: Float[Tensor, " k"], rest: float, target: float
+) -> float:
+    """Return the η with Σ captured/(λ + η) + rest/η = target.
+
+    The left side falls as η grows, from above the target to below it over the interval that is divided here.
+    """
+    low, high = math.log(rest / target), math.log((rest + float(captured.sum())) / target)
+    for _ in range(4):
+        logs = torch.linspace(low, high, 101, dtype=torch.float64, device=values.device)
+        dampings = logs.exp()
+        explained = (captured / (values + dampings[:, None])).sum(dim=1) + rest / dampings
+        place = min(max(int((explained > target).sum()), 1), 100)
+        low, high = logs[place - 1 : place + 1].tolist()
+    return math.exp(high)
+
+
+def solve(triangle: Float[Tensor, "m m"], right: Float[Tensor, " m"], *, upper: bool) -> Float[Tensor, " m"]:
+    """Solve with one triangle of a matrix, in its precision."""
+    solution: Tensor = torch.linalg.solve_triangular(triangle, right.to(triangle)[:, None], upper=upper)
+    return solution[:, 0]
+
+
+def combine(rows: Float[Tensor, "m n"], order: Tensor, coefficients: Float[Tensor, " m"]) -> Float[Tensor, " n"]:
+    """Return the sum of rows, the coefficients given in the order of the pairs and not of the rows."""
+    return rows.T @ torch.empty_like(coefficients).scatter_(0, order, coefficients).to(rows)

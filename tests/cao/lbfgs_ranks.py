@@ -1,0 +1,46 @@
+"""What each of two processes does in the test of distributed L-BFGS; a module that a new process can import."""
+
+import torch
+import torch.distributed as dist
+from small_models import flat_params, smooth_network
+from torch import Tensor
+
+from cao import LeastSquares, SketchedLBFGS
+
+WORLD = 2
+
+
+def solve(points: Tensor) -> Tensor:
+    """Fit a network to a function of the points for eight iterations, and return where that led."""
+    model = smooth_network()
+    params = list(model.parameters())
+
+    def residuals() -> Tensor:
+        return (model(points) - points[:, :2].sin()) / len(points) ** 0.5
+
+    # The rank is that of the whole matrix, so that every eigensolver finds the same sketch.
+    optimizer = SketchedLBFGS(
+        params, source=LeastSquares(residuals, params), rank=26, refresh=3, max_iter=8, max_eval=99
+    )
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = residuals().square().sum()
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    assert optimizer.status.refreshes == 2
+    return flat_params(model)
+
+
+def points() -> Tensor:
+    return torch.randn(24, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+
+def run_rank(rank: int, directory: str) -> None:
+    """Solve on this rank's half of the points, and leave the end in a file."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{directory}/store", rank=rank, world_size=WORLD)
+    torch.save(solve(points().chunk(WORLD)[rank]), f"{directory}/rank{rank}")
+    dist.destroy_process_group()

@@ -1,0 +1,399 @@
+"""SketchedLBFGS against scipy and torch on standard functions, in closed form on quadratics, and its contract."""
+
+import copy
+import io
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import torch.multiprocessing as mp
+from lbfgs_ranks import WORLD, points, run_rank, solve
+from scipy import optimize
+from small_models import flat_params, seeded
+from torch import Tensor, nn
+
+from cao import GaussNewton, LeastSquares, SketchedLBFGS
+from cao.line_search import HagerZhang
+
+Loss = Callable[[Tensor], Tensor]
+
+
+class Problem:
+    """One parameter vector, a loss of it, and a closure that counts its calls."""
+
+    def __init__(self, loss: Loss, start: list[float] | Tensor, dtype: torch.dtype = torch.float64) -> None:
+        self.theta = torch.as_tensor(start, dtype=dtype).clone().requires_grad_()
+        self._loss = loss
+        self.calls = 0
+
+    def loss(self) -> Tensor:
+        return self._loss(self.theta)
+
+    def value(self) -> float:
+        return self.loss().item()
+
+    def closure(self) -> Tensor:
+        self.calls += 1
+        self.theta.grad = None
+        loss = self.loss()
+        loss.backward()
+        return loss
+
+
+def rosenbrock_residuals(x: Tensor) -> Tensor:
+    return torch.cat([10 * (x[1:] - x[:-1] ** 2), 1 - x[:-1]])
+
+
+def rosenbrock(x: Tensor) -> Tensor:
+    return rosenbrock_residuals(x).square().sum()
+
+
+def beale(x: Tensor) -> Tensor:
+    return sum((c - x[0] * (1 - x[1] ** k)) ** 2 for k, c in ((1, 1.5), (2, 2.25), (3, 2.625)))  # type: ignore[return-value]
+
+
+def wood(x: Tensor) -> Tensor:
+    a, b, c, d = x
+    first = 100 * (b - a**2) ** 2 + (1 - a) ** 2 + 90 * (d - c**2) ** 2 + (1 - c) ** 2
+    return first + 10.1 * ((b - 1) ** 2 + (d - 1) ** 2) + 19.8 * (b - 1) * (d - 1)
+
+
+def powell_singular(x: Tensor) -> Tensor:
+    a, b, c, d = x
+    return (a + 10 * b) ** 2 + 5 * (c - d) ** 2 + (b - 2 * c) ** 4 + 10 * (a - d) ** 4
+
+
+STANDARD = {
+    "rosenbrock": (rosenbrock, [-1.2, 1.0]),
+    "long rosenbrock": (rosenbrock, [-1.2, 1.0] * 10),
+    "beale": (beale, [1.0, 1.0]),
+    "wood": (wood, [-3.0, -1.0, -3.0, -1.0]),
+    "powell singular": (powell_singular, [3.0, -1.0, 0.0, 1.0]),
+}
+
+
+def evaluations_to(problem: Problem, optimizer: SketchedLBFGS, target: float, most: int = 2000) -> int:
+    while problem.value() > target and problem.calls < most:
+        optimizer.step(problem.closure)
+    assert problem.value() <= target
+    return problem.calls
+
+
+def scipy_evaluations_to(loss: Loss, start: list[float], target: float) -> int:
+    values: list[float] = []
+
+    def value_and_gradient(x: object) -> tuple[float, object]:
+        theta = torch.tensor(x, dtype=torch.float64, requires_grad=True)
+        value = loss(theta)
+        values.append(value.item())
+        return values[-1], torch.autograd.grad(value, theta)[0].numpy()
+
+    options = {"maxcor": 100, "ftol": 0, "gtol": 0}
+    optimize.minimize(value_and_gradient, start, jac=True, method="L-BFGS-B", options=options)
+    return next(index for index, value in enumerate(values, start=1) if value <= target)
+
+
+@pytest.mark.parametrize("name", STANDARD)
+def test_plain_lbfgs_needs_about_as_many_evaluations_as_scipys(name: str) -> None:
+    loss, start = STANDARD[name]
+    problem = Problem(loss, start)
+    optimizer = SketchedLBFGS([problem.theta], max_iter=1)
+    ours = evaluations_to(problem, optimizer, 1e-12) - optimizer.status.iterations  # One more at the start of a step.
+    assert ours <= 1.5 * scipy_evaluations_to(loss, start, 1e-12) + 5
+
+
+def test_a_sketch_makes_a_long_rosenbrock_valley_short() -> None:
+    start = [-1.2, 1.0] * 10
+    plain, sketched = Problem(rosenbrock, start), Problem(rosenbrock, start)
+    source = LeastSquares(lambda: rosenbrock_residuals(sketched.theta), [sketched.theta])
+    evaluations = evaluations_to(sketched, SketchedLBFGS([sketched.theta], source=source), 1e-12)
+    assert evaluations < evaluations_to(plain, SketchedLBFGS([plain.theta]), 1e-12)
+
+
+def quadratic(values: Tensor) -> tuple[Problem, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    vectors = torch.linalg.qr(torch.randn(len(values), len(values), generator=generator, dtype=torch.float64)).Q
+    matrix = vectors @ torch.diag(values) @ vectors.T
+    return Problem(lambda x: x @ matrix @ x / 2, torch.ones(len(values))), matrix
+
+
+class Dense:
+    def __init__(self, matrix: Tensor, params: list[Tensor]) -> None:
+        self.matrix, self.params = matrix, params
+
+    def __matmul__(self, columns: Tensor) -> Tensor:
+        return self.matrix @ columns
+
+
+def iterations_on(problem: Problem, optimizer: SketchedLBFGS, target: float) -> int:
+    while problem.value() > target and optimizer.status.iterations < 100:
+        optimizer.step(problem.closure)
+    return optimizer.status.iterations
+
+
+@pytest.mark.parametrize("remaining", [1, 2, 4])
+def test_a_sketched_quadratic_takes_about_as_many_iterations_as_eigenvalues_remain(remaining: int) -> None:
+    # Thirty captured values, and five copies of each remaining one: BFGS counts distinct values if searches are exact.
+    rest = torch.linspace(1, 2, remaining, dtype=torch.float64).repeat(5)
+    captured = torch.logspace(4, 6, 30, dtype=torch.float64)
+    (sketched, matrix), (plain, _) = (quadratic(torch.cat([captured, rest])) for _ in range(2))
+    exact = {"max_iter": 1, "line_search": HagerZhang(decrease=0.4999, curvature=1e-6)}
+    optimizer = SketchedLBFGS([sketched.theta], source=Dense(matrix, [sketched.theta]), rank=30, refresh=2, **exact)  # type: ignore[arg-type]
+    for _ in range(3):
+        optimizer.step(sketched.closure)
+    optimizer.param_groups[0]["refresh"] = 1000
+    target = 1e-12 * sketched.value()
+    # Two iterations go by without a sketch, and a few more until the damping has been fitted.
+    assert iterations_on(sketched, optimizer, target) <= remaining + 7
+    assert optimizer.status.refreshes == 1
+    assert iterations_on(plain, SketchedLBFGS([plain.theta], **exact), target) > 25  # type: ignore[arg-type]
+
+
+def small_network(dtype: torch.dtype = torch.float64) -> tuple[nn.Module, Callable[[], Tensor]]:
+    model = seeded(
+        lambda: nn.Sequential(nn.Linear(1, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1)), dtype
+    )
+    inputs = torch.linspace(-1, 1, 40, dtype=dtype).unsqueeze(1)
+    return model, lambda: (model(inputs) - torch.sin(4 * inputs)) / math.sqrt(40)
+
+
+def closure_of(
+    model: nn.Module, residuals: Callable[[], Tensor], optimizer: torch.optim.Optimizer
+) -> Callable[[], Tensor]:
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = residuals().square().sum()
+        loss.backward()
+        return loss
+
+    return closure
+
+
+def fitted(kind: str, dtype: torch.dtype = torch.float64, steps: int = 8) -> tuple[float, SketchedLBFGS]:
+    """Fit a small network with one kind of source, and return the loss and the optimizer."""
+    model, residuals = small_network(dtype)
+    params = list(model.parameters())
+    inputs = torch.linspace(-1, 1, 40, dtype=dtype).unsqueeze(1)
+    sources = {
+        "none": None,
+        "residuals": LeastSquares(residuals, params),
+        "products": LeastSquares(residuals, params, max_jacobian_size=0),
+        "loss": lambda: residuals().square().sum(),
+        "gauss-newton": GaussNewton(model, inputs, lambda out: (out - torch.sin(4 * inputs)).square().mean()),
+    }
+    optimizer = SketchedLBFGS(params, source=sources[kind])  # type: ignore[arg-type]
+    closure = closure_of(model, residuals, optimizer)
+    for _ in range(steps):
+        optimizer.step(closure)
+    return closure().item(), optimizer
+
+
+@pytest.mark.parametrize("kind", ["residuals", "products", "loss", "gauss-newton"])
+def test_every_source_of_curvature_lowers_the_loss_further(kind: str) -> None:
+    plain, _ = fitted("none")
+    sketched, optimizer = fitted(kind)
+    assert sketched < plain / 3
+    assert optimizer.status.refreshes > 0
+    assert optimizer.status.conditioning_removed > 10
+
+
+def test_a_source_may_list_the_parameters_in_another_order() -> None:
+    model, residuals = small_network()
+    params = list(model.parameters())
+    optimizer = SketchedLBFGS(params, source=LeastSquares(residuals, params[::-1]))
+    closure = closure_of(model, residuals, optimizer)
+    for _ in range(8):
+        optimizer.step(closure)
+    assert closure().item() < fitted("none")[0] / 3
+
+
+def test_a_source_of_other_parameters_is_refused() -> None:
+    problem = Problem(rosenbrock, [-1.2, 1.0])
+    other = torch.ones(2, requires_grad=True)
+    source = LeastSquares(lambda: rosenbrock_residuals(other), [other])
+    optimizer = SketchedLBFGS([problem.theta], source=source, refresh=1)
+    with pytest.raises(ValueError, match="exactly the optimizer's trainable parameters"):
+        optimizer.step(problem.closure)
+
+
+def test_float32_gains_from_a_sketch_too() -> None:
+    plain, _ = fitted("none", torch.float32)
+    sketched, _ = fitted("residuals", torch.float32)
+    assert sketched < plain / 3
+
+
+def offset_quadratic(x: Tensor) -> Tensor:
+    """A minimum whose last eight digits the value cannot show."""
+    return 1 + (torch.logspace(0, -4, len(x), dtype=x.dtype) * x.square()).sum() / 2
+
+
+def test_slopes_lead_on_where_torchs_search_stalls() -> None:
+    ours, theirs = (Problem(offset_quadratic, torch.ones(30)) for _ in range(2))
+    optimizer = SketchedLBFGS([ours.theta], max_iter=300, max_eval=300)
+    optimizer.step(ours.closure)
+    settings = {"max_iter": 300, "max_eval": 300, "history_size": 100, "tolerance_grad": 0, "tolerance_change": 0}
+    torch.optim.LBFGS([theirs.theta], line_search_fn="strong_wolfe", **settings).step(theirs.closure)  # type: ignore[arg-type]
+    ours.closure(), theirs.closure()
+    assert float(ours.theta.grad.norm()) < 1e-2 * float(theirs.theta.grad.norm())  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("interruption", [1, 3])
+def test_a_saved_run_resumes_bit_for_bit(dtype: torch.dtype, interruption: int) -> None:
+    def start() -> tuple[nn.Module, SketchedLBFGS, Callable[[], Tensor]]:
+        model, residuals = small_network(dtype)
+        source = LeastSquares(residuals, model.parameters())
+        optimizer = SketchedLBFGS(model.parameters(), source=source, max_iter=30)
+        return model, optimizer, closure_of(model, residuals, optimizer)
+
+    model, optimizer, closure = start()
+    for _ in range(interruption):
+        optimizer.step(closure)
+    file = io.BytesIO()
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, file)
+    for _ in range(2):
+        optimizer.step(closure)
+    other_model, other_optimizer, other_closure = start()
+    saved = torch.load(io.BytesIO(file.getvalue()), weights_only=True)
+    other_model.load_state_dict(saved["model"])
+    other_optimizer.load_state_dict(saved["optimizer"])
+    for _ in range(2):
+        other_optimizer.step(other_closure)
+    assert torch.equal(flat_params(model), flat_params(other_model))
+    assert optimizer.status == other_optimizer.status
+    assert optimizer.status.refreshes > 1
+
+
+def test_a_loss_that_ends_in_nan_is_backed_away_from() -> None:
+    def barrier(x: Tensor) -> Tensor:
+        return (x - torch.log(x)).sum() + 1e4 * (x[0] - 0.01) ** 2
+
+    problem = Problem(barrier, [5.0, 1e-3, 40.0])
+    optimizer = SketchedLBFGS([problem.theta], max_iter=100, lr=50.0)
+    optimizer.step(problem.closure)
+    assert problem.theta.detach()[1:].tolist() == pytest.approx([1.0, 1.0])
+    assert bool(problem.theta.isfinite().all())
+
+
+def test_a_start_that_is_not_finite_is_left_alone_and_reported() -> None:
+    problem = Problem(lambda x: x.log().sum(), [-1.0, 2.0])
+    optimizer = SketchedLBFGS([problem.theta])
+    optimizer.step(problem.closure)
+    assert problem.theta.tolist() == [-1.0, 2.0]
+    assert problem.calls == 1
+    assert "not finite" in optimizer.status.reason
+
+
+def test_a_search_that_cannot_succeed_ends_and_is_not_repeated() -> None:
+    problem = Problem(lambda x: x.square().sum(), [1.0, 2.0])
+
+    def misleading() -> Tensor:
+        loss = problem.closure()
+        problem.theta.grad.neg_()  # type: ignore[union-attr]
+        return loss
+
+    optimizer = SketchedLBFGS([problem.theta], source=problem.loss, max_iter=100, max_eval=10_000)
+    optimizer.step(misleading)
+    assert optimizer.status.reason == "no step lowers the loss"
+    assert optimizer.status.refreshes == 1
+    assert problem.theta.tolist() == [1.0, 2.0]
+    calls = problem.calls
+    assert calls <= 1 + 3 * HagerZhang().max_evaluations
+    optimizer.step(misleading)
+    assert problem.calls == calls + 1
+
+
+def test_after_a_dead_end_a_changed_loss_is_minimised_again() -> None:
+    problem = Problem(lambda x: x.square().sum(), [0.0, 0.0])
+    optimizer = SketchedLBFGS([problem.theta], max_iter=50)
+    optimizer.step(problem.closure)
+    problem._loss = lambda x: (x - 3).square().sum()
+    optimizer.step(problem.closure)
+    assert problem.theta.tolist() == pytest.approx([3.0, 3.0])
+
+
+def test_step_returns_the_first_loss_and_keeps_its_limits() -> None:
+    problem = Problem(rosenbrock, [-1.2, 1.0])
+    optimizer = SketchedLBFGS([problem.theta], max_iter=3)
+    first = problem.value()
+    assert optimizer.step(problem.closure).item() == first
+    assert optimizer.status.evaluations == problem.calls
+    patient = SketchedLBFGS([problem.theta], max_iter=3, max_eval=100)
+    patient.step(problem.closure)
+    assert patient.status.iterations == 3
+    assert patient.status.reason == "max_iter"
+    short = SketchedLBFGS([problem.theta], max_iter=50, max_eval=5)
+    problem.calls = 0
+    short.step(problem.closure)
+    assert short.status.reason == "max_eval"
+    assert 5 <= problem.calls <= 5 + HagerZhang().max_evaluations
+
+
+@pytest.mark.parametrize(("setting", "reason"), [("tolerance_grad", "tolerance_grad"), ("tolerance_change",) * 2])
+def test_tolerances_end_a_step(setting: str, reason: str) -> None:
+    problem = Problem(rosenbrock, [-1.2, 1.0])
+    optimizer = SketchedLBFGS([problem.theta], max_iter=1000, **{setting: 1e-3})  # type: ignore[arg-type]
+    optimizer.step(problem.closure)
+    assert optimizer.status.reason == reason
+    assert problem.value() < 1e-3
+
+
+def test_parameters_without_a_gradient_stay_where_they_are() -> None:
+    moving, frozen, unused = (torch.full((2,), 2.0, requires_grad=grad) for grad in (True, False, True))
+
+    def closure() -> Tensor:
+        moving.grad = None
+        loss = (moving * frozen - 1).square().sum()
+        loss.backward()
+        return loss
+
+    SketchedLBFGS([frozen, moving, unused], max_iter=30).step(closure)
+    assert moving.tolist() == pytest.approx([0.5, 0.5])
+    assert frozen.tolist() == unused.tolist() == [2.0, 2.0]
+
+
+def test_a_copy_goes_on_without_the_source() -> None:
+    problem = Problem(rosenbrock, [-1.2, 1.0])
+    source = LeastSquares(lambda: rosenbrock_residuals(problem.theta), [problem.theta])
+    optimizer = SketchedLBFGS([problem.theta], source=source)
+    optimizer.step(problem.closure)
+    duplicate = copy.deepcopy(optimizer)
+    assert duplicate.source is None
+    assert duplicate.status == optimizer.status
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"lr": 0.0}, "lr must be positive"),
+        ({"max_iter": 0}, "max_iter must be a positive integer"),
+        ({"history_size": "auto"}, "history_size must be a positive integer, got 'auto'"),
+        ({"rank": -1}, "rank must be a positive integer"),
+        ({"refresh": 1.5}, "refresh must be a positive integer"),
+        ({"tolerance_grad": -1.0}, "tolerance_grad must not be negative"),
+    ],
+)
+def test_wrong_settings_are_refused_by_name(settings: dict[str, float], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        SketchedLBFGS([torch.zeros(2, requires_grad=True)], **settings)  # type: ignore[arg-type]
+
+
+def test_what_cannot_be_optimised_is_refused() -> None:
+    with pytest.raises(ValueError, match="one parameter group"):
+        SketchedLBFGS(
+            [{"params": [torch.zeros(2, requires_grad=True)]}, {"params": [torch.ones(2, requires_grad=True)]}]
+        )
+    with pytest.raises(ValueError, match="requires a gradient"):
+        SketchedLBFGS([torch.zeros(2)])
+    theta = torch.zeros(2, requires_grad=True)
+    with pytest.raises(ValueError, match="another optimizer"):
+        SketchedLBFGS([theta]).load_state_dict(torch.optim.SGD([theta], 0.1).state_dict())
+
+
+def test_two_processes_take_the_steps_of_one_on_all_points(tmp_path: Path) -> None:
+    mp.spawn(run_rank, (str(tmp_path),), nprocs=WORLD)
+    first, second = (torch.load(tmp_path / f"rank{rank}") for rank in range(WORLD))
+    assert torch.equal(first, second)
+    torch.testing.assert_close(first, solve(points()), rtol=1e-5, atol=1e-6)

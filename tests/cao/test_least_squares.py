@@ -1,0 +1,235 @@
+"""The operator of least squares against the dense JᵀJ, row by row, on residuals as users write them."""
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from cao import LeastSquares
+from cao.least_squares import ExplicitLinearized, GraphLinearized
+
+Residuals = Callable[[], Tensor | tuple[Tensor, ...]]
+
+
+def network(outputs: int = 1, inputs: int = 2) -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        layers = [nn.Linear(inputs, 5), nn.Tanh(), nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, outputs)]
+        return nn.Sequential(*layers).double()
+
+
+def points(count: int, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.rand(count, 2, generator=generator, dtype=torch.float64).requires_grad_()
+
+
+def slope(outputs: Tensor, inputs: Tensor) -> Tensor:
+    return torch.autograd.grad(outputs, inputs, torch.ones_like(outputs), create_graph=True)[0]
+
+
+def regression(model: nn.Module) -> Residuals:
+    inputs = points(12)
+    return lambda: model(inputs) - torch.sin(inputs.sum(dim=1, keepdim=True))
+
+
+def poisson(model: nn.Module) -> Residuals:
+    inside, border = points(12), points(5, seed=1)
+
+    def residuals() -> tuple[Tensor, ...]:
+        gradient = slope(model(inside), inside)
+        laplacian = slope(gradient[:, 0], inside)[:, 0] + slope(gradient[:, 1], inside)[:, 1]
+        return (laplacian - 1) / math.sqrt(12), model(border) / math.sqrt(5)
+
+    return residuals
+
+
+def burgers(model: nn.Module) -> Residuals:
+    inside, first = points(12), points(5, seed=1)
+
+    def residuals() -> tuple[Tensor, ...]:
+        value = model(inside)
+        gradient = slope(value, inside)
+        curvature = slope(gradient[:, 0], inside)[:, :1]
+        return gradient[:, 1:] + value * gradient[:, :1] - 0.01 * curvature, model(first) + 1
+
+    return residuals
+
+
+def periodic_convection(model: nn.Module) -> Residuals:
+    inside, left, right = points(12), points(5, seed=1), points(5, seed=2)
+
+    def residuals() -> tuple[Tensor, ...]:
+        gradient = slope(model(inside), inside)
+        return gradient[:, 1] + 3 * gradient[:, 0], model(left) - model(right)
+
+    return residuals
+
+
+def joined(model: nn.Module) -> Residuals:
+    """All residuals in one vector, the border's first and backwards."""
+    inside, border = points(12), points(5, seed=1)
+    return lambda: torch.cat([model(border)[:, 0].flip(0), slope(model(inside), inside)[:, 1]])
+
+
+def two_equations(model: nn.Module) -> Residuals:
+    inside = points(12)
+    return lambda: slope(model(inside), inside)
+
+
+def mean_over_points(model: nn.Module) -> Residuals:
+    inside = points(12)
+    return lambda: (model(inside).mean() - 1, model(inside) ** 2)
+
+
+def coupled_points(model: nn.Module) -> Residuals:
+    """Each residual depends on two rows of one call, and each row enters two residuals."""
+    inside = points(12)
+
+    def residuals() -> Tensor:
+        values = model(inside)[:, 0]
+        return values[1:] - values[:-1] ** 2
+
+    return residuals
+
+
+def three_dimensional_inputs(model: nn.Module) -> Residuals:
+    inside = points(12).reshape(3, 4, 2)
+    return lambda: model(inside) - 1
+
+
+POINTWISE = [regression, poisson, burgers, periodic_convection, joined, two_equations, mean_over_points]
+NOT_POINTWISE = [coupled_points, three_dimensional_inputs]
+
+
+def dense_jacobian(residuals: Residuals, params: list[Tensor]) -> Tensor:
+    result = residuals()
+    tensors = (result,) if isinstance(result, Tensor) else result
+    # Columns of a matrix are vectors of their own, in the order of LeastSquares; the order does not matter to JᵀJ.
+    entries = [entry for tensor in tensors for entry in tensor.reshape(-1)]
+    rows = [torch.autograd.grad(entry, params, retain_graph=True, materialize_grads=True) for entry in entries]
+    return torch.stack([torch.cat([part.reshape(-1) for part in row]) for row in rows])
+
+
+def dense(operator: object, params: list[Tensor]) -> Tensor:
+    size = sum(p.numel() for p in params)
+    return operator @ torch.eye(size, dtype=torch.float64)  # type: ignore[no-any-return, operator]
+
+
+@pytest.mark.parametrize("limit", [0, 1 << 25])
+@pytest.mark.parametrize("problem", POINTWISE + NOT_POINTWISE)
+def test_products_are_those_of_the_dense_matrix(problem: Callable[[nn.Module], Residuals], limit: int) -> None:
+    model = network()
+    params, residuals = list(model.parameters()), problem(model)
+    jacobian = dense_jacobian(residuals, params)
+    operator = LeastSquares(residuals, params, max_jacobian_size=limit)
+    torch.testing.assert_close(dense(operator, params), 2 * jacobian.T @ jacobian)
+
+
+@pytest.mark.parametrize("problem", POINTWISE + NOT_POINTWISE)
+def test_the_jacobian_is_explicit_where_points_have_residuals_of_their_own(
+    problem: Callable[[nn.Module], Residuals],
+) -> None:
+    model = network()
+    linearized = LeastSquares(problem(model), model.parameters()).linearize()
+    assert type(linearized) is (ExplicitLinearized if problem in POINTWISE else GraphLinearized)
+
+
+def test_a_jacobian_too_large_for_the_limit_is_not_formed() -> None:
+    model = network()
+    size = sum(p.numel() for p in model.parameters())
+    limits = {12 * size: ExplicitLinearized, 12 * size - 1: GraphLinearized}
+    for limit, expected in limits.items():
+        operator = LeastSquares(regression(model), model.parameters(), max_jacobian_size=limit)
+        assert type(operator.linearize()) is expected
+
+
+@pytest.mark.parametrize("limit", [0, 1 << 25])
+def test_the_operator_follows_the_parameters_and_a_linearization_does_not(limit: int) -> None:
+    model = network()
+    params = list(model.parameters())
+    operator = LeastSquares(poisson(model), params, max_jacobian_size=limit)
+    fixed, before = operator.linearize(), dense(operator, params)
+    with torch.no_grad():
+        for param in params:
+            param.mul_(1.5)
+    jacobian = dense_jacobian(poisson(model), params)
+    torch.testing.assert_close(dense(operator, params), 2 * jacobian.T @ jacobian)
+    if limit:
+        torch.testing.assert_close(dense(fixed, params), before)
+
+
+def test_a_point_that_was_dead_is_placed_when_it_comes_alive() -> None:
+    model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1)).double()
+    params, inside = list(model.parameters()), points(12)
+    with torch.no_grad():
+        model[0].weight.fill_(-1)  # type: ignore[union-attr]
+        model[0].bias.fill_(0.7)  # type: ignore[union-attr]
+    operator = LeastSquares(lambda: model(inside) * torch.arange(12)[:, None], params)
+    assert type(operator.linearize()) is ExplicitLinearized
+    with torch.no_grad():
+        model[0].bias.fill_(1.5)  # type: ignore[union-attr]
+    jacobian = dense_jacobian(operator.residuals, params)  # type: ignore[arg-type]
+    torch.testing.assert_close(dense(operator, params), 2 * jacobian.T @ jacobian)
+
+
+@pytest.mark.parametrize("limit", [0, 1 << 25])
+def test_the_number_of_points_may_change(limit: int) -> None:
+    model, inside = network(), [points(12)]
+    params = list(model.parameters())
+    operator = LeastSquares(lambda: model(inside[0]) - 1, params, max_jacobian_size=limit)
+    operator.linearize()
+    inside[0] = points(7, seed=3)
+    jacobian = dense_jacobian(operator.residuals, params)  # type: ignore[arg-type]
+    torch.testing.assert_close(dense(operator, params), 2 * jacobian.T @ jacobian)
+
+
+def test_a_parameter_outside_the_layers_is_seen() -> None:
+    model, coefficient = network(), nn.Parameter(torch.tensor(0.3, dtype=torch.float64))
+    params, inside = [*model.parameters(), coefficient], points(12)
+
+    def residuals() -> Tensor:
+        return slope(model(inside), inside)[:, 0] - coefficient * model(inside)[:, 0]
+
+    jacobian = dense_jacobian(residuals, params)
+    torch.testing.assert_close(dense(LeastSquares(residuals, params), params), 2 * jacobian.T @ jacobian)
+
+
+@pytest.mark.parametrize("limit", [0, 1 << 25])
+def test_eigenpairs_are_those_of_a_dense_decomposition(limit: int) -> None:
+    model = network()
+    params = list(model.parameters())
+    operator = LeastSquares(poisson(model), params, max_jacobian_size=limit).linearize()
+    matrix = dense(operator, params)
+    expected = torch.linalg.eigvalsh(matrix).flip(0)
+    start = torch.randn(len(matrix), 17, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    pairs = operator.eigenpairs(start)
+    torch.testing.assert_close(pairs.values, expected[:17], rtol=1e-6, atol=1e-9)
+    torch.testing.assert_close(matrix @ pairs.vectors, pairs.vectors * pairs.values, rtol=1e-6, atol=1e-6)
+    assert pairs.products == 17
+
+
+def test_small_eigenvalues_keep_their_digits_in_float32() -> None:
+    generator = torch.Generator().manual_seed(0)
+    left, right = (torch.linalg.qr(torch.randn(30, 6, generator=generator, dtype=torch.float64)).Q for _ in range(2))
+    singular = torch.logspace(0, -5, 6, dtype=torch.float64)
+    jacobian = (left * singular @ right.T).float()
+    pairs = ExplicitLinearized(jacobian, [torch.zeros(30)]).eigenpairs(torch.randn(30, 6, generator=generator))
+    torch.testing.assert_close(pairs.values.double(), 2 * singular**2, rtol=0.1, atol=0)
+
+
+def test_random_streams_and_gradients_stay_as_they_are() -> None:
+    model = network()
+    state = torch.get_rng_state()
+    LeastSquares(poisson(model), model.parameters()) @ torch.ones(44, 2, dtype=torch.float64)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(p.grad is None for p in model.parameters())
+
+
+@pytest.mark.parametrize("wrong", [torch.zeros(3), 3.0])
+def test_residuals_must_be_a_function_of_tensors(wrong: object) -> None:
+    with pytest.raises(ValueError, match="residuals must"):
+        LeastSquares(wrong, [torch.zeros(3)])  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="residuals must"):
+        LeastSquares(lambda: [wrong, 1.0], [torch.zeros(3)]).linearize()  # type: ignore[arg-type, list-item]

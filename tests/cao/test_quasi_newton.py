@@ -1,0 +1,99 @@
+"""The inverse Hessian of pairs over a sketch, against BFGS written out with dense matrices."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from cao.quasi_newton import InverseHessian
+
+SIZE = 9
+
+
+def draw(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def sketched(rank: int) -> tuple[InverseHessian, Tensor]:
+    """Return an inverse with a sketch of this rank, and the sketch as a dense matrix."""
+    inverse, vectors = InverseHessian({}), torch.linalg.qr(draw(SIZE, max(rank, 1))).Q.T[:rank]
+    values = torch.logspace(3, -3, rank, dtype=torch.float64)
+    if rank:
+        inverse.adopt(values, vectors)
+    return inverse, vectors.T @ torch.diag(values) @ vectors
+
+
+def pairs_of(matrix: Tensor, count: int) -> list[tuple[Tensor, Tensor]]:
+    return [(step, matrix @ step) for step in draw(count, SIZE, seed=1)]
+
+
+def positive_matrix() -> Tensor:
+    factor = draw(SIZE, SIZE, seed=2)
+    return factor @ factor.T
+
+
+def dense_bfgs(initial: Tensor, pairs: list[tuple[Tensor, Tensor]]) -> Tensor:
+    inverse, identity = initial, torch.eye(SIZE, dtype=initial.dtype)
+    for step, change in pairs:
+        left = identity - torch.outer(step, change) / (step @ change)
+        inverse = left @ inverse @ left.T + torch.outer(step, step) / (step @ change)
+    return inverse
+
+
+def dense_damped_inverse(sketch: Tensor, damping: float) -> Tensor:
+    return torch.linalg.inv(sketch + damping * torch.eye(SIZE, dtype=sketch.dtype))
+
+
+@pytest.mark.parametrize("rank", [0, 3])
+@pytest.mark.parametrize("count", [1, 4, 7])
+def test_the_product_is_that_of_dense_bfgs_over_the_sketch(count: int, rank: int) -> None:
+    inverse, sketch = sketched(rank)
+    history, capacity = pairs_of(positive_matrix(), count), 4
+    for step, change in history:
+        inverse.add(step, change, capacity)
+    expected = dense_bfgs(dense_damped_inverse(sketch, inverse.damping), history[-capacity:])
+    torch.testing.assert_close(inverse @ draw(SIZE, seed=3), expected @ draw(SIZE, seed=3), rtol=1e-9, atol=1e-9)
+
+
+def test_forgotten_pairs_leave_no_trace() -> None:
+    (used, _), (new, _) = sketched(2), sketched(2)
+    history = pairs_of(positive_matrix(), 8)
+    for step, change in history[:5]:
+        used.add(step, change, 4)
+    used.forget_pairs()
+    for inverse in (used, new):
+        for step, change in history[5:]:
+            inverse.add(step, change, 4)
+    assert torch.equal(used @ draw(SIZE), new @ draw(SIZE))
+
+
+def test_a_pair_of_negative_curvature_teaches_nothing() -> None:
+    inverse, _ = sketched(2)
+    inverse.damping = 0.5
+    before = inverse @ draw(SIZE)
+    inverse.add(draw(SIZE, seed=4), -draw(SIZE, seed=4), 4)
+    assert torch.equal(inverse @ draw(SIZE), before)
+
+
+def test_without_a_sketch_the_damping_is_the_usual_scaling_by_the_newest_pair() -> None:
+    inverse, _ = sketched(0)
+    for step, change in pairs_of(positive_matrix(), 3):
+        inverse.add(step, change, 4)
+    assert inverse.damping == pytest.approx(float(change @ change / (step @ change)))
+
+
+def test_the_damping_is_the_curvature_beyond_the_sketch() -> None:
+    inverse, sketch = sketched(4)
+    for step, change in pairs_of(sketch + 0.02 * torch.eye(SIZE, dtype=torch.float64), 3):
+        inverse.add(step, change, 4)
+    assert inverse.damping == pytest.approx(0.02)
+
+
+def test_the_damped_sketch_explains_all_pairs_since_it_was_adopted() -> None:
+    inverse, sketch = sketched(4)
+    history = pairs_of(positive_matrix(), 6)
+    for step, change in history:
+        inverse.add(step, change, 3)
+    steps, changes = (torch.stack(parts) for parts in zip(*history, strict=True))
+    dense = dense_damped_inverse(sketch, inverse.damping)
+    explained = torch.einsum("ij,jk,ik", changes, dense, changes)
+    assert float(explained) == pytest.approx(float((steps * changes).sum()))

@@ -1,0 +1,78 @@
+"""The rules by which sketches choose their time and their rank."""
+
+import math
+
+import pytest
+import torch
+
+from cao.least_squares import ExplicitLinearized
+from cao.refreshes import LARGEST_EXPLICIT_RANK, LARGEST_RANK, eigenpairs, has_slowed, next_rank, start_columns
+
+
+def best_cycle(rate: float, fading: float, price: float) -> int:
+    """Return the number of evaluations between sketches with the best gain per evaluation, by trying them all.
+
+    The logarithm of the loss falls by rate · fading (1 − exp(−t / fading)) within t evaluations of a sketch.
+    """
+    gains = {n: rate * fading * (1 - math.exp(-n / fading)) / (n + price) for n in range(1, 2000)}
+    return max(gains, key=gains.__getitem__)
+
+
+@pytest.mark.parametrize("fading", [5.0, 20.0, 100.0])
+@pytest.mark.parametrize("price", [2.0, 10.0, 90.0])
+def test_a_new_sketch_is_due_when_it_pays_best(price: float, fading: float) -> None:
+    trace: list[list[float]] = []
+    for evaluations in range(2000):
+        trace.append([evaluations, math.exp(-0.1 * fading * (1 - math.exp(-evaluations / fading)))])
+        if has_slowed(trace, price):
+            break
+    best = best_cycle(0.1, fading, price)
+    # The present rate is an average over half the price, and lags by no more.
+    assert best <= evaluations <= best + price / 2 + 2
+
+
+def test_a_loss_that_falls_steadily_needs_no_new_sketch() -> None:
+    trace = [[evaluations, math.exp(-0.01 * evaluations)] for evaluations in range(500)]
+    assert not any(has_slowed(trace[:end], 10.0) for end in range(1, 500))
+
+
+def test_where_losses_are_negative_half_of_the_cost_goes_to_sketches() -> None:
+    trace = [[evaluations, -1.0 - evaluations] for evaluations in range(11)]
+    assert not has_slowed(trace[:10], 10.0)
+    assert has_slowed(trace, 10.0)
+
+
+def test_the_rank_covers_what_lies_above_the_damping_with_a_reserve() -> None:
+    products, explicit = Diagonal(), ExplicitLinearized(torch.eye(3), [torch.zeros(3)])
+    values = torch.logspace(2, -7, 10)
+    assert next_rank(products, values, 0.5) == 3 * 3 // 2 + 8
+    assert next_rank(products, torch.ones(60), 0.5) == LARGEST_RANK
+    assert next_rank(explicit, torch.ones(120), 0.5) == LARGEST_EXPLICIT_RANK
+    assert next_rank(products, values, math.inf) == 10
+    assert next_rank(products, values[:0], math.inf) == LARGEST_RANK // 2
+
+
+def test_start_columns_are_the_known_vectors_and_random_ones() -> None:
+    known = torch.eye(5)[:2]
+    columns = start_columns(known, torch.zeros(5), 4, seed=1)
+    assert torch.equal(columns[:, :2], known.T)
+    assert columns[:, 2:].norm() > 0
+    assert torch.equal(columns, start_columns(known, torch.zeros(5), 4, seed=1))
+    assert start_columns(known, torch.zeros(5), 1, seed=1).shape == (5, 1)
+    assert start_columns(None, torch.zeros(5), 9, seed=1).shape == (5, 5)
+
+
+class Diagonal:
+    """An operator that knows nothing but products."""
+
+    params = (torch.zeros(5),)
+
+    def __matmul__(self, columns: torch.Tensor) -> torch.Tensor:
+        return torch.tensor([8.0, 4.0, 2.0, 1.0, 0.0], dtype=columns.dtype)[:, None] * columns
+
+
+def test_products_of_any_operator_are_billed() -> None:
+    start = start_columns(None, torch.zeros(5, dtype=torch.float64), 5, seed=0)
+    pairs, price = eigenpairs(Diagonal(), start, None)
+    assert pairs.values.tolist() == pytest.approx([8, 4, 2, 1, 0], abs=1e-9)
+    assert price == 1.25 * pairs.products == 12.5
