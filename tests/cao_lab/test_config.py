@@ -99,7 +99,7 @@ def test_differences_name_each_field_once():
         ("epochs", 0, "epochs must be at least 1, got 0"),
         ("batch_size", -1, "batch_size must be at least 1"),
         ("l2", -0.1, "l2 must not be negative"),
-        ("l2", math.inf, "l2 must be finite and at most 1e+30, got inf"),
+        ("l2", math.inf, "l2 must be finite and at most"),
         ("suite", "../elsewhere", "suite must be a folder name"),
     ],
 )
