@@ -1,7 +1,9 @@
+import os
 import re
 import subprocess
 import sys
 import tomllib
+import venv
 import zipfile
 from importlib import metadata
 from pathlib import Path
@@ -12,12 +14,27 @@ from packaging.requirements import Requirement
 ROOT = Path(__file__).parents[1]
 
 
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("wheel")
-    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), str(ROOT)]
+LIBRARY = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+LABORATORY = tomllib.loads((ROOT / "lab/pyproject.toml").read_text())["project"]
+
+
+def built(source: Path, folder: Path) -> Path:
+    """Return the wheel of a project."""
+    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), str(source)]
     subprocess.run(command, check=True, capture_output=True)
     return next(folder.glob("*.whl"))
+
+
+def requirements_in(wheel: Path) -> list[Requirement]:
+    with zipfile.ZipFile(wheel) as archive:
+        name = next(name for name in archive.namelist() if name.endswith("dist-info/METADATA"))
+        lines = archive.read(name).decode().splitlines()
+    return [Requirement(line.removeprefix("Requires-Dist: ")) for line in lines if line.startswith("Requires-Dist")]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory) -> Path:
+    return built(ROOT, tmp_path_factory.mktemp("wheel"))
 
 
 def requirements_of(name: str, known: frozenset[str] = frozenset()) -> frozenset[str]:
@@ -35,7 +52,9 @@ def requirements_of(name: str, known: frozenset[str] = frozenset()) -> frozenset
 def link_distribution(name: str, folder: Path) -> None:
     distribution = metadata.distribution(name)
     for top in {file.parts[0] for file in distribution.files or []} - {"..", "__pycache__"}:
-        (folder / top).symlink_to(distribution.locate_file(top))
+        # Some share a folder, such as that of typing stubs.
+        if not (folder / top).exists():
+            (folder / top).symlink_to(distribution.locate_file(top))
 
 
 @pytest.fixture(scope="module")
@@ -79,13 +98,43 @@ def test_the_command_without_the_laboratory_names_the_extra_in_one_line(installe
     assert re.fullmatch(r"cao: \w+ is not installed; .* pip install 'cao-optimizer\[lab\]'\n", ended.stderr)
 
 
-def test_the_wheel_is_typed_and_carries_its_licence(wheel):
+def test_the_wheel_is_typed_carries_its_licence_and_leaves_the_laboratory_out(wheel):
     names = zipfile.ZipFile(wheel).namelist()
-    assert {"cao/py.typed", "cao_lab/py.typed"} <= set(names)
+    assert "cao/py.typed" in names
     assert any(name.endswith("licenses/LICENSE") for name in names)
+    assert {name.split("/")[0] for name in names if "dist-info" not in name} == {"cao", "cao_command.py"}
+
+
+def test_the_laboratory_is_a_wheel_of_its_own_with_everything_it_needs(tmp_path):
+    wheel = built(ROOT / "lab", tmp_path)
+    names = {name for name in zipfile.ZipFile(wheel).namelist() if "dist-info" not in name}
+    sources = [path for path in (ROOT / "src/cao_lab").rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+    assert names == {path.relative_to(ROOT / "src").as_posix() for path in sources} | {"cao_lab/LICENSE"}
+    assert [str(one) for one in requirements_in(wheel)] == [f"cao-optimizer[lab-requirements]=={LIBRARY['version']}"]
+
+
+def test_library_and_laboratory_have_one_version():
+    assert LIBRARY["version"] == LABORATORY["version"]
+
+
+def test_the_extra_lab_installs_the_laboratory_from_the_folder_and_its_command_works(tmp_path):
+    """A new environment in which everything else is there already, so that no network is needed."""
+    venv.create(tmp_path / "env", symlinks=True)
+    site = next((tmp_path / "env").glob("lib/python*/site-packages"))
+    needed = [Requirement(line).name for line in LIBRARY["optional-dependencies"]["lab-requirements"]]
+    for name in frozenset().union(*(requirements_of(name) for name in ["torch", "jaxtyping", "hatchling", *needed])):
+        link_distribution(name, site)
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    pip = [sys.executable, "-m", "pip", "--python", str(tmp_path / "env/bin/python")]
+    install = [*pip, "install", "--quiet", "--no-index", "--no-build-isolation", f"{ROOT}[lab]"]
+    subprocess.run(install, check=True, env=environment)
+    help_ = subprocess.run(
+        [tmp_path / "env/bin/cao", "--help"], check=True, capture_output=True, text=True, env=environment, cwd=tmp_path
+    )
+    assert "usage: cao" in help_.stdout
+    assert (site / "cao_lab/cli.py").exists()
 
 
 def test_the_library_requires_torch_and_jaxtyping_and_nothing_else():
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert [requirement.split(">=")[0] for requirement in project["dependencies"]] == ["torch", "jaxtyping"]
+    assert [requirement.split(">=")[0] for requirement in LIBRARY["dependencies"]] == ["torch", "jaxtyping"]
     assert "torch==2.13.0" in (ROOT / "constraints.txt").read_text().splitlines()

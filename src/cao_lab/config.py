@@ -7,24 +7,19 @@ from pathlib import Path
 from typing import Any, Literal
 
 from cao_lab.log.records import METHOD_SETTINGS, label_part
-from cao_lab.optimizer_config import CAOConfig, LBFGSConfig, OptimizerConfig, optimizer_configs
+from cao_lab.optimizer_config import OptimizerConfig, optimizer_configs
+from cao_lab.runs.methods.settings import LARGEST_NUMBER
+from cao_lab.runs.methods.settings import ConfigError as ConfigError  # noqa: PLC0414  # everybody takes it from here
 
 # Written out, because the modules that implement them import torch and the command line must not wait for it.
 DatasetName = Literal["digits", "cifar10", "cifar100", "breast-cancer", "diabetes"]
 ModelName = Literal["resnet18", "resnet34", "linear", "mlp", "autoencoder"]
 
 AT_LEAST_ONE = ("epochs", "width", "train_samples", "batch_size", "curvature_samples", "curvature_part")
-OF_OPTIMIZERS_AT_LEAST_ONE = ("max_iterations", "history", "update_every")
 NOT_NEGATIVE = ("seed", "l2", "monitor_curvature")
 # What is larger is a slip of the keyboard: it would fill the memory, or never end, before anybody knew why.
 AT_MOST = {"seed": 2**63 - 1, "width": 4096, "epochs": 10**7, "monitor_curvature": 1000}
-# Products of two settings must not overflow single precision.
-LARGEST_NUMBER = 1e30
 MOST_THREADS = 1024
-
-
-class ConfigError(Exception):
-    """A run that cannot be meant; no ValueError, which tyro would put into words of its own."""
 
 
 @dataclass(frozen=True)
@@ -76,9 +71,11 @@ class RunConfig:
         for field, most in AT_MOST.items():
             if getattr(self, field) > most:
                 raise ConfigError(f"{field} must be at most {most}, got {getattr(self, field)}")
-        check_numbers({**vars(self.optimizer), "l2": self.l2})
-        if isinstance(self.optimizer, LBFGSConfig) and self.batch_size is not None:
-            raise ConfigError("lbfgs needs the whole training set in a step: add --batch-size None")
+        if not self.l2 <= LARGEST_NUMBER:
+            raise ConfigError(f"l2 must be finite and at most {LARGEST_NUMBER:g}, got {self.l2}")
+        if self.optimizer.needs_full_batch and self.batch_size is not None:
+            name = self.optimizer.name
+            raise ConfigError(f"{name} needs the whole training set in a step: add --batch-size None")
         if Path(self.suite).parts != (self.suite,) or self.suite in (os.sep, ".."):
             raise ConfigError(f"suite must be a folder name, got {self.suite!r}")
 
@@ -110,21 +107,6 @@ class RunConfig:
     def folder(self) -> Path:
         """Where the log lies below the folder of all logs."""
         return Path(self.suite, self.task, self.label, f"seed{self.seed}")
-
-
-def check_numbers(settings: dict[str, Any]) -> None:
-    """Refuse settings of an optimizer that make no sense with any data."""
-    for field, value in settings.items():
-        if isinstance(value, float) and not math.isfinite(value):
-            raise ConfigError(f"{field} must be finite, got {value}")
-        if isinstance(value, int | float) and abs(value) > LARGEST_NUMBER:
-            raise ConfigError(f"{field} must be at most {LARGEST_NUMBER:g}, got {value:g}")
-        if field in OF_OPTIMIZERS_AT_LEAST_ONE and value < 1:
-            raise ConfigError(f"{field} must be at least 1, got {value}")
-        if field in ("lr", "adamw_lr") and value < 0:
-            raise ConfigError(f"{field} must not be negative, got {value}")
-        if field == "max_gradient_norm" and value is not None and value <= 0:
-            raise ConfigError(f"{field} must be positive, or None, got {value}")
 
 
 @dataclass(frozen=True)
@@ -159,9 +141,10 @@ def check_threads(threads: int | None) -> None:
 
 def optimizer_label(optimizer: OptimizerConfig) -> str:
     """Name the optimizer by what is not default in it; CAO always by its rank."""
-    rank = [f"rank{optimizer.rank}"] if isinstance(optimizer, CAOConfig) else []
-    changed = [text for field, text in changed_fields(optimizer) if field != "rank"]
-    return "-".join([optimizer.name, *rank, *changed])
+    always = optimizer.always_in_label
+    first = [label_part(field, getattr(optimizer, field)) for field in always]
+    changed = [text for field, text in changed_fields(optimizer) if field not in always]
+    return "-".join([optimizer.name, *first, *changed])
 
 
 def changed_fields(config: Any) -> list[tuple[str, str]]:

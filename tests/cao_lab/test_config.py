@@ -99,8 +99,7 @@ def test_differences_name_each_field_once():
         ("epochs", 0, "epochs must be at least 1, got 0"),
         ("batch_size", -1, "batch_size must be at least 1"),
         ("l2", -0.1, "l2 must not be negative"),
-        ("l2", math.inf, "l2 must be finite, got inf"),
-        ("optimizer", SGDConfig(lr=math.nan), "lr must be finite, got nan"),
+        ("l2", math.inf, "l2 must be finite and at most"),
         ("suite", "../elsewhere", "suite must be a folder name"),
     ],
 )
@@ -112,3 +111,19 @@ def test_impossible_runs_are_refused(field, value, message):
 def test_lbfgs_on_mini_batches_is_refused_with_the_way_out():
     with pytest.raises(ConfigError, match="--batch-size None"):
         RunConfig(LBFGSConfig())
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "message"),
+    [
+        (SGDConfig, {"lr": math.nan}, "lr must be finite, got nan"),
+        (SGDConfig, {"weight_decay": 1e38}, "weight_decay must be at most"),
+        (AdamConfig, {"lr": -1.0}, "lr must not be negative"),
+        (AdamConfig, {"max_gradient_norm": 0.0}, "max_gradient_norm must be positive, or None"),
+        (LBFGSConfig, {"history": 0}, "history must be at least 1"),
+        (CAOConfig, {"damping": math.inf}, "damping must be finite"),
+    ],
+)
+def test_settings_of_an_optimizer_that_cannot_be_meant_are_refused(kind, settings, message):
+    with pytest.raises(ConfigError, match=message):
+        kind(**settings)

@@ -41,7 +41,7 @@ class AllocationMeter(TorchDispatchMode):
         self.peak_bytes = self.live_bytes
 
     def _note(self, storage: torch.UntypedStorage) -> None:
-        key, size = storage._cdata, storage.nbytes()
+        key, size = storage.data_ptr(), storage.nbytes()
         if key in self._known:
             return
         self._known.add(key)

@@ -1,6 +1,5 @@
 """What is trained while it is measured: a ResNet-18 on CIFAR, or on images of the same shape."""
 
-from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
@@ -9,9 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from cao import CAO, Eigenpairs, GaussNewton, Hessian
+from cao import CAO, Eigenpairs
 from cao.linalg import orthonormalize, random_columns
 from cao.operators import ParameterOperator
+from cao_lab.runs.curvature import SampledLoss, curvature_of_graph
 from cao_lab.tasks.problems import channels_last
 from cao_lab.tasks.resnet import resnet18
 
@@ -47,28 +47,20 @@ class Task:
         """Run the model and return the mean loss, for a gradient."""
         return cross_entropy(self.model(channels_last(self.inputs, self.model)), self.targets)
 
-    def part_losses(self) -> Iterator[Tensor]:
-        """Yield the mean loss of each part of the batch."""
-        size = len(self.inputs) // self.parts
-        for inputs, targets in zip(self.inputs.split(size), self.targets.split(size), strict=True):
-            yield cross_entropy(self.model(inputs), targets)
-
-    def gauss_newton(self) -> GaussNewton:
-        """Return the Gauss-Newton matrix of the batch."""
-        inputs, targets = channels_last(self.inputs, self.model), self.targets
-        return GaussNewton(self.model, inputs, lambda outputs: cross_entropy(outputs, targets))
-
-    def source(self, curvature: Curvature) -> Tensor | Callable[[], Iterator[Tensor]] | ParameterOperator:
+    def source(self, curvature: Curvature) -> Tensor | ParameterOperator:
         """Return what `CAO.refresh` is given; the Hessian's is the loss of a forward pass made here."""
-        if curvature == "hessian":
-            return self.loss()
-        return self.gauss_newton() if curvature == "gauss-newton" else self.part_losses
+        return self.loss() if curvature == "hessian" else self.operator(curvature)
 
     def operator(self, curvature: Curvature) -> ParameterOperator:
         """Return the curvature as an operator; the Hessian's graph is built here."""
+        if curvature == "hessian":
+            return curvature_of_graph(self.loss(), self.params)
         if curvature == "gauss-newton":
-            return self.gauss_newton()
-        return Hessian(self.loss() if curvature == "hessian" else self.part_losses, self.params)
+            whole = [(channels_last(self.inputs, self.model), self.targets)]
+            return SampledLoss(self.model, cross_entropy, whole).curvature("gauss-newton")
+        size = len(self.inputs) // self.parts
+        parts = list(zip(self.inputs.split(size), self.targets.split(size), strict=True))
+        return SampledLoss(self.model, cross_entropy, parts).curvature("hessian")
 
     def gradient(self) -> None:
         """Compute the gradient, forward and backward, as a training step does."""

@@ -12,7 +12,8 @@ from cao import Hessian, Lanczos
 from cao.linalg import random_columns
 from cao_lab.bench.sizes import Sizes
 from cao_lab.bench.task import Task, device, seeded_resnet
-from cao_lab.tasks.data import Batch, DataError, Dataset, batches, load, prepare
+from cao_lab.tasks.data import Batch, Dataset, batches, load, prepare
+from cao_lab.tasks.pickles import DataError
 
 LR, MOMENTUM = 0.01, 0.9
 """The laboratory's SGD."""

@@ -8,22 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from cao import GaussNewton, Hessian, Mean
 from cao.operators import ParameterOperator
 from cao_lab.config import ConfigError, RunConfig
+from cao_lab.runs.curvature import SampledLoss, curvature_of_graph
 from cao_lab.tasks.data import Batch, Dataset, curvature_batch
 from cao_lab.tasks.problems import build_model, channels_last, dataset_for, loss_function, regularizer
-
-
-class Sum:
-    """The sum of operators over the same parameters."""
-
-    def __init__(self, first: ParameterOperator, second: ParameterOperator) -> None:
-        self.first, self.second, self.params = first, second, first.params
-
-    def __matmul__(self, columns: Tensor) -> Tensor:
-        """Return the sum of the operators' products."""
-        return (self.first @ columns) + (self.second @ columns)
 
 
 class Problem:
@@ -75,9 +64,11 @@ class Objective:
     first_loss: float = float("nan")
     first_outputs: Tensor | None = None
 
-    def __call__(self) -> Tensor:
+    def __call__(self, *, is_differentiated_twice: bool = False) -> Tensor:
         """Return the loss with its graph."""
-        loss, outputs = self.problem.loss(self.inputs, self.targets)
+        # Hessian products are slower with the channels last, so they use the default layout.
+        inputs = self.inputs if is_differentiated_twice else channels_last(self.inputs, self.problem.model)
+        loss, outputs = self.problem.loss(inputs, self.targets)
         self.evaluations += 1
         if self.evaluations == 1:
             self.first_loss, self.first_outputs = loss.item(), outputs.detach()
@@ -93,13 +84,13 @@ class Objective:
     def curvature(self, loss: Tensor | None) -> ParameterOperator:
         """Return the matrix that the run's config names, of this loss or of a larger sample taken in parts."""
         config, problem = self.problem.config, self.problem
-        if config.curvature == "hessian":
-            source = loss if loss is not None and self.is_curvature_of_the_graph else self._part_losses
-            return Hessian(source, problem.params)
-        matrix = Mean([self._gauss_newton(*part) for part in self._parts()])
-        if not config.l2:
-            return matrix
-        return Sum(matrix, Hessian(lambda: regularizer(problem.model, config.l2), problem.params))
+        if loss is not None and self.is_curvature_of_the_graph:
+            return curvature_of_graph(loss, problem.params)
+        parts = list(self._parts())
+        if config.curvature == "gauss-newton":
+            parts = [(channels_last(inputs, problem.model), targets) for inputs, targets in parts]
+        sampled = SampledLoss(problem.model, problem.loss_of_outputs, parts, config.l2, problem.autocast)
+        return sampled.curvature(config.curvature)
 
     def _parts(self) -> Iterator[Batch]:
         config, problem = self.problem.config, self.problem
@@ -112,12 +103,3 @@ class Objective:
         parts = math.ceil(config.curvature_samples / config.curvature_part)
         size = config.curvature_samples // parts
         yield from zip(inputs[: parts * size].split(size), targets[: parts * size].split(size), strict=True)
-
-    def _part_losses(self) -> Iterator[Tensor]:
-        for inputs, targets in self._parts():
-            yield self.problem.loss(inputs, targets)[0]
-
-    def _gauss_newton(self, inputs: Tensor, targets: Tensor) -> GaussNewton:
-        loss = self.problem.loss_of_outputs
-        model, params = self.problem.model, self.problem.params
-        return GaussNewton(model, channels_last(inputs, model), lambda outputs: loss(outputs, targets), params)

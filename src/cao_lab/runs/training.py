@@ -8,14 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cao import CAO, Eigenpairs
+from cao import Eigenpairs
 from cao_lab.config import RunConfig
 from cao_lab.log.records import EpochRecord, RefreshRecord
-from cao_lab.optimizer_config import AdaHessianConfig
 from cao_lab.runs import sharpness
 from cao_lab.runs.meter import Meter
+from cao_lab.runs.methods.method import Refreshed
 from cao_lab.runs.objective import Objective, Problem
-from cao_lab.runs.optimizers import Refreshed, build_method
 from cao_lab.tasks.data import Dataset, batches, evaluation_batches
 from cao_lab.tasks.problems import channels_last
 
@@ -57,11 +56,6 @@ class Progress:
         return self.loss_sum / self.samples if self.samples else math.nan
 
 
-def train(config: RunConfig, dataset: Dataset) -> Iterator[EpochRecord]:
-    """Train from the start and yield a record an epoch."""
-    return Training(config, dataset).epochs()
-
-
 def ignore(_: "Training") -> None:
     """Do nothing after a step."""
 
@@ -75,7 +69,7 @@ class Training:
         torch.manual_seed(config.seed)
         self.problem = Problem(config, dataset, self.device)
         self.model = self.problem.model
-        self.method = build_method(config.optimizer, self.model, config.seed)
+        self.method = config.optimizer.build(self.model, config.seed)
         self.base_rates = [float(group["lr"]) for group in self.method.optimizer.param_groups]
         self.progress = Progress()
         self.meter = Meter(self.device)
@@ -117,7 +111,6 @@ class Training:
         progress = self.progress
         self._set_rate()
         monitor = self._monitor if self._is_monitoring_due() else None
-        inputs = inputs if self._is_differentiated_twice() else channels_last(inputs, self.model)
         objective = Objective(self.problem, inputs, targets, progress.step, monitor)
         self.method.step(objective, self._note_refresh)
         progress.batch += 1
@@ -140,27 +133,16 @@ class Training:
         return int((outputs.argmax(dim=1) == targets).sum())
 
     def _is_monitoring_due(self) -> bool:
-        # CAO logs its spectrum at its own refreshes; between them it is watched like any other.
         return self.config.monitor_curvature > 0 and self.progress.batch == 0
 
-    def _is_differentiated_twice(self) -> bool:
-        optimizer = self.method.optimizer
-        if isinstance(optimizer, CAO):
-            return self.config.is_curvature_of_the_graph and optimizer.is_refresh_due
-        return isinstance(self.config.optimizer, AdaHessianConfig)
-
     def _monitor(self, objective: Objective, loss: Tensor) -> None:
-        optimizer = self.method.optimizer
-        if isinstance(optimizer, CAO) and (optimizer.is_refresh_due or self._has_just_refreshed(optimizer)):
+        if self.method.tells_its_eigenvalues():
             return
         with self.meter.excluded():
             operator = objective.curvature(loss)
             count = self.config.monitor_curvature
             pairs = sharpness.eigenvalues_outside(operator, None, count, seed=self.progress.step)
             self._log_eigenvalues(None, pairs, None)
-
-    def _has_just_refreshed(self, optimizer: CAO) -> bool:
-        return optimizer.sketch is not None and optimizer.sketch.step == self.progress.step
 
     def _note_refresh(self, refreshed: Refreshed) -> None:
         with self.meter.excluded():

@@ -57,7 +57,7 @@ def measure(target: Target, config: SpectrumConfig) -> Spectrum:
     bar = tqdm(total=most + others, unit=" products", disable=not sys.stderr.isatty())
     with in_mode(target.model, config.mode) as mode, bar:
         loss = finite_loss(target)
-        operator = Watched(target.operator(config.curvature), bar.update)
+        operator = Watched(target.curvature(config.curvature), bar.update)
         bar.set_description("eigenvalues")
         largest, smallest = extreme_eigenpairs(operator, top, config.tolerance, max_products=most, seed=config.seed)
         bar.total = largest.products + others

@@ -8,17 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 
-from cao import GaussNewton, Hessian, Mean
-from cao.autograd.isolation import isolated_forward
-from cao.operators import ParameterOperator
 from cao_lab.config import command_line, config_from_dict
 from cao_lab.log.header import read_header
 from cao_lab.runs import checkpoint
+from cao_lab.runs.curvature import SampledLoss
 from cao_lab.runs.objective import Problem
-from cao_lab.spectrum.config import Curvature, Mode, SpectrumConfig, SpectrumError
+from cao_lab.spectrum.config import Mode, SpectrumConfig, SpectrumError
 from cao_lab.tasks.data import Batch, curvature_batch, load
 from cao_lab.tasks.problems import dataset_for
 from cao_lab.user_code import explained, import_file
@@ -27,61 +24,10 @@ RETURNS = "it must return (model, loss function, batches)"
 
 
 @dataclass(frozen=True)
-class Target:
-    """A model and its loss over fixed samples, (l2/2)‖θ‖² added to it."""
+class Target(SampledLoss):
+    """A loss over fixed samples that has a name."""
 
-    name: str
-    model: nn.Module
-    loss_of_outputs: Callable[[Tensor, Tensor], Tensor]
-    parts: list[Batch]
-    l2: float = 0.0
-
-    @property
-    def params(self) -> list[nn.Parameter]:
-        """The parameters that can be trained, in the model's order."""
-        return [p for p in self.model.parameters() if p.requires_grad]
-
-    @property
-    def samples(self) -> int:
-        """The number of samples."""
-        return sum(len(targets) for _, targets in self.parts)
-
-    def losses(self) -> Iterator[Float[Tensor, ""]]:
-        """Run the model on each part; the mean of what is yielded is the mean over all samples."""
-        for inputs, targets in self.parts:
-            yield self.part_loss(self.model(inputs), targets)
-
-    def part_loss(self, outputs: Tensor, targets: Tensor) -> Float[Tensor, ""]:
-        """Return the loss of one part, weighted by its size."""
-        return self.loss_of_outputs(outputs, targets) * (len(targets) * len(self.parts) / self.samples)
-
-    def loss(self) -> float:
-        """Return the loss over all samples, and leave no trace in the model."""
-        with isolated_forward(self.params[0].device), torch.no_grad():
-            mean = sum(float(loss) for loss in self.losses()) / len(self.parts)
-        return mean + self.l2 / 2 * sum(float(p.detach().double().square().sum()) for p in self.params)
-
-    def operator(self, curvature: Curvature) -> ParameterOperator:
-        """Return the matrix of the loss; memory holds one part's graph at a time."""
-        matrix = Hessian(self.losses, self.params) if curvature == "hessian" else self._gauss_newton()
-        return Shifted(matrix, self.l2) if self.l2 else matrix
-
-    def _gauss_newton(self) -> ParameterOperator:
-        def part(inputs: Tensor, targets: Tensor) -> GaussNewton:
-            return GaussNewton(self.model, inputs, lambda outputs: self.part_loss(outputs, targets), self.params)
-
-        return Mean([part(*batch) for batch in self.parts])
-
-
-class Shifted:
-    """An operator with a multiple of the identity added."""
-
-    def __init__(self, operator: ParameterOperator, shift: float) -> None:
-        self.operator, self.shift, self.params = operator, shift, operator.params
-
-    def __matmul__(self, columns: Tensor) -> Tensor:
-        """Return (A + shift·I) times each column."""
-        return (self.operator @ columns).add_(columns, alpha=self.shift)
+    name: str = ""
 
 
 def load_target(config: SpectrumConfig) -> Target:
@@ -110,7 +56,7 @@ def target_of_run(config: SpectrumConfig) -> Target:
     samples = min(config.samples, len(dataset.train_inputs))
     batch = problem.cast(curvature_batch(dataset, samples, seed=config.seed, step=0))
     parts = split(batch, config.part or run.batch_size or run.curvature_part)
-    return Target(str(run.folder), problem.model, problem.loss_of_outputs, parts, run.l2)
+    return Target(problem.model, problem.loss_of_outputs, parts, run.l2, name=str(run.folder))
 
 
 def warn(message: str) -> None:
@@ -133,7 +79,7 @@ def target_of_function(config: SpectrumConfig) -> Target:
         parts = first_samples(batches, config.samples, config.target)
     if config.part is not None:
         parts = [piece for part in parts for piece in split(part, config.part)]
-    return Target(f"{Path(path).stem}-{name}", model, loss_of_outputs, parts)
+    return Target(model, loss_of_outputs, parts, name=f"{Path(path).stem}-{name}")
 
 
 def checked_result(result: Any, name: str) -> tuple[nn.Module, Callable[[Tensor, Tensor], Tensor], Iterable[Any]]:

@@ -25,8 +25,6 @@ SUITES: dict[str, Suite] = {
     "ill-conditioned": ill_conditioned,
 }
 
-__all__ = ["SUITES", "FinishedRun", "Rounds", "Suite", "find_suite", "rounds_of"]
-
 
 def find_suite(name: str) -> tuple[str, Suite]:
     """Return a suite and the name of its folder: one of ours, or NAME in a Python file given as path.py:NAME."""

@@ -10,7 +10,7 @@ from itertools import pairwise
 import torch
 
 from cao_lab.config import Execution, RunConfig
-from cao_lab.optimizer_config import AdaHessianConfig, CAOConfig, LBFGSConfig, SGDConfig
+from cao_lab.optimizer_config import SGDConfig
 from cao_lab.protocol import PRODUCT_PRICE
 from cao_lab.runs.session import choose_device
 from cao_lab.runs.sharpness import EXTRA_PRODUCTS
@@ -28,7 +28,6 @@ ENOUGH_SECONDS = 2.0
 START_SECONDS = 4.0
 # A forward pass is about a third of a gradient.
 FORWARD_PRICE = 1 / 3
-LBFGS_GRADIENTS = 1.25
 
 
 @dataclass(frozen=True)
@@ -96,17 +95,10 @@ def measured(config: RunConfig, execution: Execution) -> Measured | None:
 
 def run_seconds(config: RunConfig, price: Measured) -> float:
     """Return what a run would take, a curvature product at its assumed price."""
-    optimizer, steps = config.optimizer, price.steps_per_epoch
     product = PRODUCT_PRICE[config.curvature]
-    gradients = steps + price.evaluation_steps
-    if isinstance(optimizer, LBFGSConfig):
-        gradients = steps * optimizer.max_iterations * LBFGS_GRADIENTS + price.evaluation_steps
-    if isinstance(optimizer, AdaHessianConfig):
-        gradients += steps / optimizer.update_every * product
-    if isinstance(optimizer, CAOConfig) and optimizer.rank > 0:
-        products = optimizer.rank * (optimizer.power_iterations + 1) + EXTRA_PRODUCTS + 1
-        scale = (config.curvature_samples or price.batch) / price.batch
-        gradients += steps / optimizer.refresh_every * products * product * scale
+    scale = (config.curvature_samples or price.batch) / price.batch
+    gradients = price.steps_per_epoch * config.optimizer.gradients_per_step(product * scale)
+    gradients += price.evaluation_steps
     if config.monitor_curvature:
         gradients += (config.monitor_curvature + EXTRA_PRODUCTS) * product
     return config.epochs * gradients * price.step_seconds

@@ -1,14 +1,12 @@
-"""Carries a suite out: so many runs at a time, each a process; past failures, and over interruptions."""
+"""Carries a suite out: so many runs at a time, past failures, and over interruptions."""
 
 import os
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import pandas as pd
 from pandas import DataFrame
@@ -19,8 +17,9 @@ from cao_lab.config import ConfigError, Execution, RunConfig, config_from_dict
 from cao_lab.log.header import read_header
 from cao_lab.log.records import LogError
 from cao_lab.runs.stopping import StopRequest, stop_requests
-from cao_lab.suites import FinishedRun, find_suite, rounds_of
-from cao_lab.suites.job import to_json
+from cao_lab.suites import find_suite, rounds_of
+from cao_lab.suites.launch import Job, Launcher, LocalProcesses
+from cao_lab.suites.rounds import FinishedRun
 
 POLL_SECONDS = 0.2
 FAILED = 1
@@ -31,29 +30,14 @@ class Stopped(Exception):  # noqa: N818  # not an error
     """The suite was asked to stop, and its runs have been saved."""
 
 
-@dataclass
-class Job:
-    """A run that is being carried out by another process."""
-
-    config: RunConfig
-    process: "subprocess.Popen[bytes]"
-    errors: IO[bytes]
-
-    @property
-    def reason(self) -> str:
-        """The last thing that the process complained about."""
-        self.errors.seek(0)
-        lines = self.errors.read().decode(errors="replace").strip().splitlines()
-        return lines[-1] if lines else f"exit code {self.process.returncode}"
-
-
 class SuiteRunner:
     """The state of a suite under way."""
 
-    def __init__(self, execution: Execution, jobs: int, stop: StopRequest) -> None:
+    def __init__(self, execution: Execution, jobs: int, stop: StopRequest, launcher: Launcher | None = None) -> None:
         if jobs < 1:
             raise ConfigError(f"jobs must be at least 1, got {jobs}")
         self.jobs, self.stop = jobs, stop
+        self.launcher = launcher or LocalProcesses()
         self.threads = execution.threads or max(1, cores() // jobs)
         self.execution = replace(execution, threads=self.threads)
         self.failures: dict[Path, str] = {}
@@ -70,9 +54,9 @@ class SuiteRunner:
         running: list[Job] = []
         while waiting or running:
             while waiting and len(running) < self.jobs:
-                running.append(self.start(waiting.pop(0)))
+                running.append(self.launcher.start(waiting.pop(0), self.execution))
             time.sleep(POLL_SECONDS)
-            ended = [job for job in running if job.process.poll() is not None]
+            ended = [job for job in running if job.has_ended]
             running = [job for job in running if job not in ended]
             for job in ended:
                 self.note_end(job)
@@ -89,21 +73,6 @@ class SuiteRunner:
         except (LogError, ConfigError, KeyError):
             return False
 
-    def start(self, config: RunConfig) -> Job:
-        """Start a run in a process that a Ctrl-C in the terminal does not reach."""
-        errors = tempfile.TemporaryFile()  # noqa: SIM115  # read when the process has ended
-        process = subprocess.Popen(
-            [sys.executable, "-m", "cao_lab.suites.job"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=errors,
-            start_new_session=True,
-        )
-        assert process.stdin is not None
-        process.stdin.write(to_json(config, self.execution).encode())
-        process.stdin.close()
-        return Job(config, process, errors)
-
     def note_end(self, job: Job) -> None:
         """Count a run that has ended, and remember why if it failed."""
         folder = job.config.folder
@@ -113,15 +82,14 @@ class SuiteRunner:
             tqdm.write(f"{self.header(job.config)['status']} {folder}")
         else:
             self.failures[folder] = job.reason
-            tqdm.write(f"failed {folder}: {job.reason}")
-        job.errors.close()
+            tqdm.write(f"failed {folder}: {self.failures[folder]}")
 
     def interrupt(self, running: list[Job]) -> None:
-        """Ask all processes to save and stop, wait for them, and stop as well."""
+        """Ask all runs to save and stop, wait for them, and stop as well."""
         for job in running:
-            job.process.terminate()
+            job.stop()
         for job in running:
-            job.process.wait()
+            job.wait()
         raise Stopped
 
     def finished(self, config: RunConfig) -> FinishedRun:

@@ -14,20 +14,6 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from cao_lab.tasks.cifar import CIFAR, read_cifar
-from cao_lab.tasks.pickles import DataError
-
-__all__ = [
-    "DATASETS",
-    "DataError",
-    "Dataset",
-    "balanced_subset",
-    "batches",
-    "crop_and_flip",
-    "curvature_batch",
-    "evaluation_batches",
-    "load",
-    "prepare",
-]
 
 DATASETS = ("digits", "cifar10", "cifar100", "breast-cancer", "diabetes")
 

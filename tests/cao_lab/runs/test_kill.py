@@ -15,7 +15,7 @@ from cao_lab.config import Execution, RunConfig
 from cao_lab.log.header import read_header
 from cao_lab.optimizer_config import AdamConfig, CAOConfig
 from cao_lab.runs import checkpoint
-from cao_lab.suites.job import to_json, work
+from cao_lab.suites.launch import to_json, work
 
 KILLS = 20
 MEASURED = {"train_seconds", "peak_memory_mib"}

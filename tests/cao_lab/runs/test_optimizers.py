@@ -17,7 +17,8 @@ from cao_lab.optimizer_config import (
     SOAPConfig,
     optimizer_configs,
 )
-from cao_lab.runs.optimizers import build_method, clip_with_decay, control
+from cao_lab.runs.methods.method import clip_with_decay
+from cao_lab.runs.methods.refresh import control
 
 
 class Quadratic(nn.Module):
@@ -30,7 +31,7 @@ class Quadratic(nn.Module):
         self.theta = nn.Parameter(torch.ones(len(curvature), dtype=torch.float64))
         self.register_buffer("h", torch.tensor(curvature, dtype=torch.float64))
 
-    def __call__(self):
+    def __call__(self, *, is_differentiated_twice=False):
         return (self.h * self.theta**2).sum() / 2
 
     def curvature(self, loss):
@@ -38,7 +39,7 @@ class Quadratic(nn.Module):
 
 
 def steps(config, objective, count=1):
-    method = build_method(config, objective, 0)
+    method = config.build(objective, 0)
     seen = []
     for _ in range(count):
         method.step(objective, seen.append)
@@ -143,7 +144,7 @@ class Regression:
         torch.manual_seed(1)
         self.model, self.inputs, self.targets = model, torch.randn(32, 6), torch.randn(32, 4)
 
-    def __call__(self):
+    def __call__(self, *, is_differentiated_twice=False):
         return nn.functional.mse_loss(self.model(self.inputs), self.targets)
 
     def curvature(self, loss):
@@ -153,7 +154,7 @@ class Regression:
 def test_muon_steps_hidden_weights_by_an_orthogonal_matrix_and_the_rest_by_adamw():
     model = two_layers()
     before = [p.detach().clone() for p in model.parameters()]
-    method = build_method(MuonConfig(lr=0.1, weight_decay=0.0, adamw_lr=0.01), model, 0)
+    method = MuonConfig(lr=0.1, weight_decay=0.0, adamw_lr=0.01).build(model, 0)
     method.step(Regression(model), lambda _: None)
     moves = [(p.detach() - old) for p, old in zip(model.parameters(), before, strict=True)]
     singular_values = torch.linalg.svdvals(moves[2])
@@ -165,7 +166,7 @@ def test_muon_steps_hidden_weights_by_an_orthogonal_matrix_and_the_rest_by_adamw
 def test_soap_lowers_the_loss_and_keeps_an_eigenbasis():
     model = two_layers()
     objective = Regression(model)
-    method = build_method(SOAPConfig(lr=0.01), model, 0)
+    method = SOAPConfig(lr=0.01).build(model, 0)
     first = objective().item()
     for _ in range(40):
         method.step(objective, lambda _: None)
@@ -186,12 +187,12 @@ def test_missing_extra_is_named(monkeypatch):
 
     monkeypatch.setattr(builtins, "__import__", without_it)
     with pytest.raises(ConfigError, match=r"cao-optimizer\[baselines\]"):
-        build_method(SOAPConfig(), two_layers(), 0)
+        SOAPConfig().build(two_layers(), 0)
 
 
 def test_cao_is_built_with_every_option_of_its_config():
     config = CAOConfig(rank=2, damping=0.3, eigensolver="lanczos", negative_curvature="clip", momentum=0.5)
-    optimizer = build_method(config, two_layers(), 4).optimizer
+    optimizer = config.build(two_layers(), 4).optimizer
     assert isinstance(optimizer, CAO)
     group = optimizer.param_groups[0]
     assert (group["rank"], group["damping"], group["eigensolver"], group["seed"]) == (2, 0.3, "lanczos", 4)

@@ -10,7 +10,7 @@ import cao_lab.runs.training as training_module
 from cao_lab.config import RunConfig
 from cao_lab.optimizer_config import AdaHessianConfig, AdamConfig, CAOConfig, LBFGSConfig, SGDConfig
 from cao_lab.runs.objective import Objective, Problem
-from cao_lab.runs.training import Training, rate_factor, train
+from cao_lab.runs.training import Training, rate_factor
 from cao_lab.tasks.data import batches, load
 from cao_lab.tasks.problems import build_model
 
@@ -23,6 +23,11 @@ def digits():
 def config(optimizer=None, **changes):
     defaults = {"epochs": 3, "train_samples": 200, "batch_size": 64, "width": 16}
     return RunConfig(optimizer or SGDConfig(), **{**defaults, **changes})
+
+
+def train(config, dataset):
+    """Train from the start and yield one record per epoch."""
+    return Training(config, dataset).epochs()
 
 
 def without_measurements(records):
@@ -163,13 +168,13 @@ def test_the_layout_of_images_changes_nothing_but_speed(curvature, tmp_path, mon
     config = RunConfig(optimizer, "cifar10", "resnet18", 0, 1, width=8, batch_size=10, precision="fp64")
     config = replace(config, curvature=curvature)
     layouts = []
-    last = training_module.channels_last
+    last = objective_module.channels_last
 
     def noted(inputs, model):
         layouts.append(last(inputs, model).is_contiguous(memory_format=torch.channels_last))
         return last(inputs, model)
 
-    monkeypatch.setattr(training_module, "channels_last", noted)
+    monkeypatch.setattr(objective_module, "channels_last", noted)
     records = list(train(config, images))
     assert layouts
     assert all(layouts)

@@ -76,7 +76,7 @@ def batch_norm_target(dtype=torch.float32):
     inputs = torch.randn(48, 6, generator=generator, dtype=dtype)
     labels = torch.randint(3, (48,), generator=generator)
     model = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Dropout(0.2), nn.Linear(4, 3)).to(dtype)
-    return Target("small", model, cross_entropy, split((inputs, labels), 20))
+    return Target(model, cross_entropy, split((inputs, labels), 20), name="small")
 
 
 def quick(target, **changes):

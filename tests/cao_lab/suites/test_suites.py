@@ -1,4 +1,3 @@
-import io
 import itertools
 import math
 import signal
@@ -18,7 +17,7 @@ from cao_lab.runs.session import run
 from cao_lab.runs.stopping import StopRequest
 from cao_lab.suites import SUITES, find_suite, rounds_of, runner
 from cao_lab.suites.estimate import Measured, duration, list_runs, run_seconds
-from cao_lab.suites.job import from_json, to_json
+from cao_lab.suites.launch import LocalProcesses, from_json, to_json
 from cao_lab.suites.mini import MINI
 from cao_lab.suites.paper import DEMO, MATCHED_SGD, PAPER, SENSITIVITY
 from cao_lab.suites.rounds import FinishedRun, together
@@ -232,7 +231,7 @@ def test_a_suite_goes_past_failures_reports_them_and_skips_what_is_over(suite_fi
     assert "3 runs over, 1 failed" in said
 
     started = []
-    monkeypatch.setattr(runner.SuiteRunner, "start", lambda self, config: started.append(config.label) or 1 / 0)
+    monkeypatch.setattr(LocalProcesses, "start", lambda self, config, _: started.append(config.label) or 1 / 0)
     with pytest.raises(ZeroDivisionError):
         run_suite(f"{suite_file}:MIXED", execution, jobs=1)
     assert started == ["adam"]
@@ -254,19 +253,22 @@ def test_a_run_whose_log_is_damaged_fails_alone(suite_file, tmp_path, capsys):
     assert "3 runs over, 2 failed" in capsys.readouterr().out
 
 
-class EndedProcess:
-    returncode = 0
+class AtOnce:
+    """A launcher that is done with a run when it has started it."""
 
-    def poll(self):
-        return 0
+    class Job:
+        has_ended, reason = True, "none"
+
+        def __init__(self, config):
+            self.config = config
+
+    def start(self, config, execution):
+        run(config, execution)
+        return self.Job(config)
 
 
-def test_a_generator_receives_its_finished_runs(suite_file, tmp_path, capsys, monkeypatch):
-    def start(self, config):
-        run(config, self.execution)
-        return runner.Job(config, EndedProcess(), io.BytesIO())
-
-    monkeypatch.setattr(runner.SuiteRunner, "start", start)
+def test_a_generator_receives_its_finished_runs_from_any_launcher(suite_file, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(runner, "LocalProcesses", AtOnce)
     assert run_suite(f"{suite_file}:learning", Execution(logs=tmp_path / "logs", threads=1), jobs=1) == 0
     header = read_header(tmp_path / "logs/learning/digits-mlp/sgd-lr0.02/seed0")
     assert header["status"] == "finished"

@@ -1,0 +1,4 @@
+"""One file per optimizer: its settings, its step, and what it asks of a run; `optimizer_config` has the list.
+
+The files are read by the command line, which does not wait for torch: they import it where an optimizer is built.
+"""

@@ -1,0 +1,45 @@
+"""Adam: torch's own."""
+
+# ruff: noqa: PLC0415
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import tyro
+
+from cao_lab.assumptions import ADAM_LR, CLIP_GRADIENT, WEIGHT_DECAY
+from cao_lab.runs.methods.settings import Settings
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from cao_lab.runs.methods.method import Method
+
+
+@dataclass(frozen=True)
+class AdamConfig(Settings):
+    """Adam (torch.optim.Adam)."""
+
+    name: tyro.conf.Suppress[Literal["adam"]] = "adam"
+    lr: float = ADAM_LR
+    """Learning rate."""
+    beta1: float = 0.9
+    """Decay of the gradient's mean."""
+    beta2: float = 0.999
+    """Decay of the gradient's mean square."""
+    eps: float = 1e-8
+    """Added to the denominator."""
+    weight_decay: float = WEIGHT_DECAY
+    """Weight decay, added to the gradient."""
+    max_gradient_norm: float | None = CLIP_GRADIENT
+    """Clip the gradient (weight decay included) to this norm."""
+
+    def build(self, model: "nn.Module", seed: int) -> "Method":
+        """Build torch's Adam, its gradients clipped."""
+        from torch.optim import Adam
+
+        from cao_lab.runs.methods.method import first_order, trainable
+
+        betas = (self.beta1, self.beta2)
+        optimizer = Adam(trainable(model), lr=self.lr, betas=betas, eps=self.eps, weight_decay=self.weight_decay)
+        return first_order(optimizer, self.max_gradient_norm, self.weight_decay)

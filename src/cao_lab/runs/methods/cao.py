@@ -1,0 +1,107 @@
+"""CAO, this project's own."""
+
+# ruff: noqa: PLC0415
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+import tyro
+
+from cao_lab.assumptions import (
+    BASE_LR,
+    CLIP_UPDATE,
+    DAMPING,
+    POWER_ITERATIONS,
+    WARM_START,
+    WARMUP_STEPS,
+    WEIGHT_DECAY,
+)
+from cao_lab.runs.methods.settings import ConfigError, Settings
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from cao_lab.runs.methods.method import Method, Objective, OnRefresh
+
+# Products for the log at each refresh: the first eigenvalues that the sketch does not capture.
+PRODUCTS_FOR_THE_LOG = 6
+
+
+@dataclass(frozen=True)
+class CAOConfig(Settings):
+    """CAO: steps preconditioned in the top eigenspace of the Hessian, refreshed now and then."""
+
+    name: tyro.conf.Suppress[Literal["cao"]] = "cao"
+    lr: float = BASE_LR
+    """Learning rate α. With scaling=inverse-damping the complement moves at α/η."""
+    rank: int = 1
+    """Eigenpairs k in the sketch."""
+    refresh_every: int = 400
+    """Steps m from one sketch to the next."""
+    damping: float | Literal["auto"] = DAMPING
+    """Damping η, or "auto": the smallest captured eigenvalue (full or large batches, with --lr 1)."""
+    power_iterations: int = POWER_ITERATIONS
+    """Sweeps T_pow of a refresh, each of k products."""
+    tolerance: float | None = None
+    """Stop the sweeps when every residual is below this share of its eigenvalue."""
+    warm_start: bool = WARM_START
+    """Start a refresh from the last subspace; the paper starts from random vectors."""
+    eigensolver: Literal["subspace", "lanczos"] = "subspace"
+    """Algorithm 2 (subspace iteration), or the block Lanczos method that the paper's text names."""
+    negative_curvature: Literal["magnitude", "clip", "signed"] = "magnitude"
+    """For λ < 0 use |λ|, 0, or λ itself; the last is the paper's rule and may step uphill."""
+    scaling: Literal["inverse-damping", "unit"] = "inverse-damping"
+    """(B + ηI)⁻¹ as the paper's text has it, or η times that, with which rank 0 is SGD."""
+    max_update_norm: float | None = CLIP_UPDATE
+    """Clip the preconditioned gradient to this norm c."""
+    momentum: float = 0.0
+    """Momentum; the paper has none."""
+    weight_decay: float = WEIGHT_DECAY
+    """Weight decay."""
+    decoupled_weight_decay: bool = False
+    """Decouple weight decay from the gradient, as AdamW does."""
+    warmup_steps: int = WARMUP_STEPS
+    """Plain SGD steps before the first sketch."""
+    sketch: Literal["top", "random", "projected-out"] = "top"
+    """The top eigenpairs; or a control: random directions with the true λ, or the top ones with λ → ∞."""
+
+    always_in_label: ClassVar[tuple[str, ...]] = ("rank",)
+
+    def build(self, model: "nn.Module", seed: int) -> "Method":
+        """Build CAO, which is refreshed with the matrix that the run's config names."""
+        from cao import CAO
+        from cao_lab.runs.methods.method import Method, trainable
+        from cao_lab.runs.methods.refresh import has_fresh_sketch, refresh
+
+        params = trainable(model)
+        size = sum(p.numel() for p in params)
+        if self.rank > size:
+            raise ConfigError(f"rank must not exceed the number of parameters, got {self.rank} for {size}")
+        settings = {key: value for key, value in asdict(self).items() if key not in ("name", "sketch")}
+        optimizer = CAO(params, seed=seed, **settings)
+
+        def step(objective: "Objective", on_refresh: "OnRefresh") -> None:
+            optimizer.zero_grad()
+            if optimizer.is_refresh_due and not objective.is_curvature_of_the_graph:
+                # Before the forward pass, so that memory never holds its graph and those of the curvature together.
+                refresh(optimizer, objective.curvature(None), self, on_refresh)
+            loss = objective(is_differentiated_twice=optimizer.is_refresh_due)
+            if optimizer.is_refresh_due:
+                refresh(optimizer, objective.curvature(loss), self, on_refresh)
+            loss.backward()
+            optimizer.step()
+
+        return Method(
+            optimizer,
+            step,
+            hessian_products=lambda: optimizer.counters.hessian_products,
+            refreshes=lambda: optimizer.counters.refreshes,
+            tells_its_eigenvalues=lambda: optimizer.is_refresh_due or has_fresh_sketch(optimizer),
+        )
+
+    def gradients_per_step(self, product: float) -> float:
+        """Return a gradient and the share of a refresh, with the products for the log."""
+        if self.rank == 0:
+            return 1.0
+        products = self.rank * (self.power_iterations + 1) + PRODUCTS_FOR_THE_LOG
+        return 1.0 + products * product / self.refresh_every

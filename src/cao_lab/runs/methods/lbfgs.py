@@ -1,0 +1,67 @@
+"""L-BFGS: torch's own, for full batches."""
+
+# ruff: noqa: PLC0415
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+import tyro
+
+from cao_lab.runs.methods.settings import Settings
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from cao_lab.runs.methods.method import Method, Objective, OnRefresh
+
+# What an iteration takes in the mean, the line search included.
+GRADIENTS_PER_ITERATION = 1.25
+
+
+@dataclass(frozen=True)
+class LBFGSConfig(Settings):
+    """L-BFGS (torch.optim.LBFGS), for full batches: --batch-size None."""
+
+    name: tyro.conf.Suppress[Literal["lbfgs"]] = "lbfgs"
+    lr: float = 1.0
+    """Learning rate, or the first trial of the line search."""
+    max_iterations: int = 10
+    """Iterations in a step, each with one or more gradients."""
+    history: int = 10
+    """Pairs of differences kept."""
+    line_search: Literal["strong-wolfe", "none"] = "strong-wolfe"
+    """How the length of an iteration is found."""
+
+    needs_full_batch: ClassVar[bool] = True
+    at_least_one: ClassVar[tuple[str, ...]] = ("max_iterations", "history")
+
+    def build(self, model: "nn.Module", seed: int) -> "Method":
+        """Build torch's L-BFGS, which takes as many gradients as it needs from each objective."""
+        from torch.optim import LBFGS
+
+        from cao_lab.runs.methods.method import Method, trainable
+
+        optimizer = LBFGS(
+            trainable(model),
+            lr=self.lr,
+            max_iter=self.max_iterations,
+            history_size=self.history,
+            tolerance_grad=0.0,
+            tolerance_change=0.0,
+            line_search_fn="strong_wolfe" if self.line_search == "strong-wolfe" else None,
+        )
+
+        def step(objective: "Objective", _: "OnRefresh") -> None:
+            def closure() -> "Tensor":
+                optimizer.zero_grad()
+                loss = objective()
+                loss.backward()
+                return loss.detach()
+
+            optimizer.step(closure)
+
+        return Method(optimizer, step)
+
+    def gradients_per_step(self, product: float) -> float:
+        """Return the gradients of all iterations."""
+        return self.max_iterations * GRADIENTS_PER_ITERATION

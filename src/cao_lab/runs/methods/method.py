@@ -1,0 +1,96 @@
+"""An optimizer as the training loop sees it: a step on an objective, and what curvature it has used so far."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from cao import Eigenpairs
+from cao.operators import ParameterOperator
+from cao_lab.runs.methods.settings import ConfigError
+
+
+class Objective(Protocol):
+    """The loss of a batch as optimizers see it."""
+
+    def __call__(self, *, is_differentiated_twice: bool = False) -> Tensor:
+        """Run the model and return the loss with its graph."""
+        ...
+
+    @property
+    def is_curvature_of_the_graph(self) -> bool:
+        """Whether the curvature is made from the graph of the loss."""
+        ...
+
+    def curvature(self, loss: Tensor | None) -> ParameterOperator:
+        """Return the matrix to sketch."""
+        ...
+
+
+@dataclass(frozen=True)
+class Refreshed:
+    """A refresh that has just been made, while its graph is alive: the matrix, and how to get its true eigenpairs."""
+
+    operator: ParameterOperator
+    eigenpairs: Callable[[], Eigenpairs]
+    damping: float
+
+
+OnRefresh = Callable[[Refreshed], None]
+
+
+@dataclass(frozen=True)
+class Method:
+    """An optimizer, how it takes a step, and what curvature it has used so far."""
+
+    optimizer: Optimizer
+    step: Callable[[Objective, OnRefresh], None]
+    hessian_products: Callable[[], int] = lambda: 0
+    refreshes: Callable[[], int] = lambda: 0
+    tells_its_eigenvalues: Callable[[], bool] = lambda: False
+    """Whether a refresh belongs to the step that is being taken, so that nobody else has to look at the curvature."""
+
+
+def trainable(model: nn.Module) -> list[nn.Parameter]:
+    """Return the parameters that an optimizer may move."""
+    return [p for p in model.parameters() if p.requires_grad]
+
+
+def first_order(optimizer: Optimizer, max_gradient_norm: float | None = None, decay: float = 0.0) -> Method:
+    """Return the method whose step is a gradient, a clip and an update."""
+
+    def step(objective: Objective, _: OnRefresh) -> None:
+        optimizer.zero_grad()
+        objective().backward()
+        if max_gradient_norm is not None:
+            params = (p for group in optimizer.param_groups for p in group["params"])
+            clip_with_decay(params, decay, max_gradient_norm)
+        optimizer.step()
+
+    return Method(optimizer, step)
+
+
+@torch.no_grad()
+def clip_with_decay(params: Iterable[Tensor], decay: float, max_norm: float) -> None:
+    """Change the gradients so that g + decay·θ, which the optimizer is about to form, is clipped at `max_norm`.
+
+    Clipping after the weight decay is what Algorithm 1 does, and so SGD is clipped exactly as CAO of rank 0.
+    """
+    moving = [p for p in params if p.grad is not None]
+    full = [p.grad.add(p, alpha=decay) for p in moving if p.grad is not None]
+    norm = torch.nn.utils.get_total_norm(full)
+    shrink = (max_norm / norm).clamp(max=1.0)
+    for p, gradient in zip(moving, full, strict=True):
+        p.grad = gradient.mul_(shrink).sub_(p, alpha=decay)
+
+
+def baseline(name: str) -> Any:
+    """Return an optimizer class of pytorch_optimizer, which is not installed by default."""
+    try:
+        import pytorch_optimizer  # noqa: PLC0415  # an extra: imported when asked for
+    except ImportError as error:
+        raise ConfigError(f"{name} needs the extra `baselines`: pip install 'cao-optimizer[baselines]'") from error
+    return getattr(pytorch_optimizer, name)

@@ -1,0 +1,55 @@
+"""A refresh of CAO within a run: the sketch, or a control in its place, and what the log is told of it."""
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from cao import CAO, Eigenpairs, Sketch
+from cao.flat import FlatParams
+from cao.linalg import generator_for, orthonormalize, random_columns
+from cao.operators import ParameterOperator
+from cao.policies import eigensolver_for
+from cao_lab.runs.methods.method import OnRefresh, Refreshed
+
+if TYPE_CHECKING:
+    from cao_lab.runs.methods.cao import CAOConfig
+
+# λ → ∞ for the projected-out control: λ/(λ + η) is 1 to the last bit of float32.
+INFINITE_CURVATURE = 1e12
+
+
+def refresh(optimizer: CAO, operator: ParameterOperator, config: "CAOConfig", on_refresh: OnRefresh) -> None:
+    """Refresh the sketch, or put a control in its place, and tell of it if something finite came out."""
+    generator = generator_for(operator.params[0].device, optimizer.param_groups[0]["seed"], optimizer.counters.steps)
+    true = None if config.sketch == "top" else top_eigenpairs(operator, config, generator)
+    is_new = optimizer.refresh(operator if true is None else control(true, config, generator))
+    if is_new and (sketch := optimizer.sketch) is not None:
+        # Putting the vectors together takes memory that only the log needs, so that is left to whoever writes it.
+        on_refresh(Refreshed(operator, lambda: true or captured_eigenpairs(sketch), sketch.damping))
+
+
+def has_fresh_sketch(optimizer: CAO) -> bool:
+    """Whether the sketch in use was made for the step that comes next."""
+    return optimizer.sketch is not None and optimizer.sketch.age == 0
+
+
+def captured_eigenpairs(sketch: Sketch) -> Eigenpairs:
+    """Return the sketch in use as eigenpairs."""
+    vectors = sketch.vectors
+    return Eigenpairs(vectors.new_tensor(sketch.values), vectors, vectors.new_tensor(sketch.residuals))
+
+
+def top_eigenpairs(operator: ParameterOperator, config: "CAOConfig", generator: torch.Generator) -> Eigenpairs:
+    """Return what CAO itself would have found from a cold start."""
+    flat = FlatParams(operator.params)
+    solve = eigensolver_for(config.eigensolver, config.power_iterations, config.tolerance)
+    return solve(operator, random_columns(flat.size, config.rank, generator, flat.dtype))
+
+
+def control(true: Eigenpairs, config: "CAOConfig", generator: torch.Generator) -> Eigenpairs:
+    """Return random directions with the true eigenvalues, or the true directions with infinite ones."""
+    if config.sketch == "projected-out":
+        return replace(true, values=torch.full_like(true.values, INFINITE_CURVATURE))
+    size, rank = true.vectors.shape
+    return replace(true, vectors=orthonormalize(random_columns(size, rank, generator, true.vectors.dtype)))

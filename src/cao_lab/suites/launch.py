@@ -1,0 +1,121 @@
+"""Where the runs of a suite are carried out: each is a process on this machine.
+
+A launcher for another place, such as a cluster, is a class with the same `start`, whose jobs have the methods of `Job`.
+"""
+
+import json
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+from typing import IO, Any, NoReturn, Protocol
+
+from cao_lab.config import ConfigError, Execution, RunConfig, config_from_dict, config_to_dict
+
+FAILED = 1
+
+
+class Job(Protocol):
+    """A run that is being carried out somewhere."""
+
+    config: RunConfig
+    reason: str
+    """Once it has ended, the last thing that it complained about."""
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it is over, for better or worse."""
+        ...
+
+    def stop(self) -> None:
+        """Ask it to save and stop."""
+        ...
+
+    def wait(self) -> None:
+        """Wait until it is over."""
+        ...
+
+
+class Launcher(Protocol):
+    """What starts runs."""
+
+    def start(self, config: RunConfig, execution: Execution) -> Job:
+        """Start a run and return at once."""
+        ...
+
+
+class LocalProcesses:
+    """Starts each run as a process of its own on this machine."""
+
+    def start(self, config: RunConfig, execution: Execution) -> "LocalJob":
+        """Start a run in a process that a Ctrl-C in the terminal does not reach."""
+        errors = tempfile.TemporaryFile()  # noqa: SIM115  # read when the process has ended
+        process = subprocess.Popen(
+            [sys.executable, "-m", __name__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=errors,
+            start_new_session=True,
+        )
+        assert process.stdin is not None
+        process.stdin.write(to_json(config, execution).encode())
+        process.stdin.close()
+        return LocalJob(config, process, errors)
+
+
+class LocalJob:
+    """A run that a process of this machine carries out."""
+
+    def __init__(self, config: RunConfig, process: "subprocess.Popen[bytes]", errors: IO[bytes]) -> None:
+        self.config, self.process, self.errors = config, process, errors
+        self.reason = "it is still running"
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the process has ended; if so, the last line on its standard error is the reason."""
+        if self.process.poll() is None:
+            return False
+        if not self.errors.closed:
+            with self.errors:
+                self.errors.seek(0)
+                lines = self.errors.read().decode(errors="replace").strip().splitlines()
+            self.reason = lines[-1] if lines else f"exit code {self.process.returncode}"
+        return True
+
+    def stop(self) -> None:
+        """Send SIGTERM, at which a run saves and stops."""
+        self.process.terminate()
+
+    def wait(self) -> None:
+        """Wait for the process."""
+        self.process.wait()
+        self.errors.close()
+
+
+def to_json(config: RunConfig, execution: Execution) -> str:
+    """Return what `work` reads."""
+    return json.dumps({"config": config_to_dict(config), "execution": asdict(execution)}, default=str)
+
+
+def from_json(text: str) -> tuple[RunConfig, Execution]:
+    """Return what `to_json` was given."""
+    data: dict[str, Any] = json.loads(text)
+    execution = data["execution"]
+    folders = {name: Path(execution[name]) for name in ("logs", "data_dir") if execution[name] is not None}
+    return config_from_dict(data["config"]), Execution(**{**execution, **folders})
+
+
+def work(text: str) -> NoReturn:
+    """Run, leave the reason of a failure as the last line on standard error, and exit as `cao train` would."""
+    from cao_lab.runs.session import run  # noqa: PLC0415  # torch is not for those who only write the JSON
+
+    try:
+        sys.exit(run(*from_json(text)).exit_code)
+    except (ConfigError, ValueError, OSError, RuntimeError) as error:
+        sys.stderr.write(f"{type(error).__name__}: {error}\n")
+        sys.exit(FAILED)
+
+
+if __name__ == "__main__":
+    work(sys.stdin.read())
