@@ -16,7 +16,7 @@ SHOWN = [
     for shown in re.findall(r"^    (cao .*)$", page.read_text(), re.MULTILINE)
     for line in shown.split("&&")
 ]
-TREE = (ROOT / "README.md").read_text().split("## The tree")[1]
+TREE = (ROOT / "docs/architecture.md").read_text().split("## The tree")[1]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
@@ -48,7 +48,7 @@ def test_the_readme_shows_every_command():
     assert {name for _, name in COMMANDS} == set(cli.COMMANDS)
 
 
-def test_the_tree_of_the_readme_names_every_module_of_the_library_and_every_part_of_the_laboratory():
+def test_the_tree_names_every_module_of_the_library_and_every_part_of_the_laboratory():
     library = {path.name for path in (ROOT / "src/cao").glob("*.py")} - {"__init__.py"}
     laboratory = {path for path in (ROOT / "src/cao_lab").iterdir() if path.name not in ("__init__.py", "__pycache__")}
     parts = {f"{path.name}/" if path.is_dir() else path.name for path in laboratory if path.suffix in ("", ".py")}

@@ -1,4 +1,4 @@
-"""The command `cao`: train · suite · report · theory · spectrum · bench · data.
+"""The command `cao`: train · solve · suite · report · theory · spectrum · bench · data.
 
 Each command imports what it needs when it runs, so that `cao --help` and `cao report` do not wait for torch.
 """
@@ -14,6 +14,7 @@ from typing import Annotated, Literal, NoReturn
 import tyro
 
 from cao_lab.config import Execution, RunConfig
+from cao_lab.solvers.config import SolveConfig
 from cao_lab.spectrum.config import SpectrumConfig
 
 WRONG_INPUT = 2
@@ -28,6 +29,14 @@ def train(config: RunConfig, execution: Execution) -> int:
     if outcome.status == "interrupted":
         print(f"to go on: {shlex.join(['cao', *sys.argv[1:]])}")
     return outcome.exit_code
+
+
+def solve(config: SolveConfig) -> int:
+    """Minimise a full-batch loss, yours or one of the laboratory's, and draw loss against evaluations and seconds."""
+    from cao_lab.solvers.command import run_solve
+
+    print(run_solve(config))
+    return 0
 
 
 def suite(
@@ -121,6 +130,7 @@ def data(
 
 COMMANDS: dict[str, Callable[..., int]] = {
     "train": train,
+    "solve": solve,
     "suite": suite,
     "report": report,
     "theory": theory,

@@ -1,7 +1,6 @@
 """L-BFGS in the metric of a sketch: `cao.SketchedLBFGS`, with its defaults."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,7 +30,7 @@ class Sketched:
         columns = torch.randn(problem.size, count, dtype=params[0].dtype, generator=generator)
         if problem.residuals is None:
             return Products(lambda: cao.Hessian(problem.loss, params) @ columns, count)
-        matrix = library("LeastSquares")(problem.residuals, params)
+        matrix = cao.LeastSquares(problem.residuals, params)
         here = matrix.linearize()
         return Products(lambda: here @ columns, count, matrix.linearize)
 
@@ -39,9 +38,9 @@ class Sketched:
         """Step until the budget is spent, or until a step leaves the parameters where they were."""
         problem = objective.problem
         residuals = problem.residuals
-        optimizer = library("SketchedLBFGS")(
+        optimizer = cao.SketchedLBFGS(
             objective.params,
-            source=problem.loss if residuals is None else library("LeastSquares")(residuals, objective.params),
+            source=problem.loss if residuals is None else cao.LeastSquares(residuals, objective.params),
             max_iter=ENDLESS,
             max_eval=ENDLESS,
             history_size=self.history_size,
@@ -58,11 +57,3 @@ class Sketched:
             before = flat(objective.params)
             optimizer.step(closure)
         return str(optimizer.status.reason)
-
-
-def library(name: str) -> Any:
-    """Return a class of the library by its name."""
-    found = getattr(cao, name, None)
-    if found is None:
-        raise ValueError(f"this version of cao has no {name}; choose another method")
-    return found
