@@ -9,7 +9,7 @@ import os
 
 import pytest
 
-GRACE_SECONDS = 30
+GRACE_SECONDS = 120
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

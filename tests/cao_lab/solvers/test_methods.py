@@ -245,13 +245,6 @@ def test_sketched_lbfgs_is_billed_for_its_products_and_refreshes(monkeypatch: py
     assert last.billed == 13 + 98 * 0.5 + 14 * 3
 
 
-def test_a_library_without_sketched_lbfgs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(cao, "SketchedLBFGS", raising=False)
-    monkeypatch.delattr(cao, "LeastSquares", raising=False)
-    with pytest.raises(ValueError, match="has no LeastSquares; choose another method"):
-        next(solve(tiny(), METHODS["sketched-lbfgs"], Budget(100)))
-
-
 def test_a_dense_matrix_too_large_is_refused() -> None:
     with pytest.raises(ValueError, match="up to 20 parameters, got 51"):
         list(solve(tiny(), ScipyBFGS(max_size=20), Budget(10)))
