@@ -20,8 +20,10 @@ torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
 
 
 @pytest.fixture(autouse=True)
-def same_import_path() -> Iterator[None]:
-    """Put the path back that a test's own file was imported from: processes that later tests spawn inherit it."""
-    before = list(sys.path)
+def same_process() -> Iterator[None]:
+    """Put back what a test may leave to later ones: the import path, which spawned processes inherit, and threads."""
+    path, threads = list(sys.path), torch.get_num_threads()
     yield
-    sys.path[:] = before
+    sys.path[:] = path
+    if torch.get_num_threads() != threads:
+        torch.set_num_threads(threads)
