@@ -2,6 +2,7 @@
 
 import errno
 import hashlib
+import io
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -11,11 +12,13 @@ import torch
 from torch import Tensor
 
 from cao_lab.log.writing import sync
+from cao_lab.tasks.pickle_bounds import check_bounds
 
 State = dict[str, Any]
 Restored = TypeVar("Restored")
 
 CHECKSUM = "checksum"
+MOST_VALUES = 10**6
 
 
 class CheckpointError(RuntimeError):
@@ -87,27 +90,35 @@ def read(path: Path) -> State:
         # torch.load skips the archive's checksums, so they are verified first.
         with zipfile.ZipFile(path) as archive:
             damaged = archive.testzip()
-        if damaged is not None:
-            raise CheckpointError(f"{path} is damaged in {damaged}")
+            if damaged is not None:
+                raise CheckpointError(f"{path} is damaged in {damaged}")
+            for name in archive.namelist():
+                if name.endswith(".pkl"):
+                    check_bounds(io.BytesIO(archive.read(name)), is_checkpoint=True)
         state = torch.load(path, map_location="cpu", weights_only=True)
+        if not isinstance(state, dict):
+            raise CheckpointError(f"{path} is not a checkpoint of a run")
+        # The archive's own checksums do not tell when another program has changed the state and saved it again.
+        if state.pop(CHECKSUM, None) != checksum(state):
+            raise CheckpointError(f"{path} is not as it was saved")
     except CheckpointError:
         raise
     # Damage shows in as many ways as there are bytes; whatever it is, the file is of no use.
     except Exception as error:
         raise CheckpointError(f"{path} is damaged ({in_one_line(error)})") from error
-    if not isinstance(state, dict):
-        raise CheckpointError(f"{path} is not a checkpoint of a run")
-    # The archive's own checksums do not tell when another program has changed the state and saved it again.
-    if state.pop(CHECKSUM, None) != checksum(state):
-        raise CheckpointError(f"{path} is not as it was saved")
     return state
 
 
 def checksum(state: State) -> str:
     """Return a digest of all keys, types, shapes and numbers of a state."""
     digest = hashlib.sha256()
+    left = MOST_VALUES
 
     def add(value: Any) -> None:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise ValueError("it has more values than a run ever saves")
         if isinstance(value, Tensor):
             digest.update(f"{value.dtype}{tuple(value.shape)}".encode())
             digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)

@@ -65,9 +65,12 @@ class Extent:
         return self
 
 
-def check_bounds(file: Any) -> None:
-    """Follow the instructions of a pickle, from something with `read` and `readline`; refuse what would be too much."""
-    machine = Machine()
+def check_bounds(file: Any, *, is_checkpoint: bool = False) -> None:
+    """Follow the instructions of a pickle, from something with `read` and `readline`; refuse what would be too much.
+
+    A checkpoint refers to tensors outside the pickle, and may hold a list or dict in two places.
+    """
+    machine = Machine(is_checkpoint)
     for count, (opcode, argument, _) in enumerate(pickletools.genops(file)):
         if count > MOST_INSTRUCTIONS:
             raise UnpicklingError(f"it has more than {MOST_INSTRUCTIONS} instructions")
@@ -77,7 +80,8 @@ def check_bounds(file: Any) -> None:
 class Machine:
     """The stack and the memory of an unpickler, with extents in the place of values."""
 
-    def __init__(self) -> None:
+    def __init__(self, is_checkpoint: bool) -> None:
+        self.is_checkpoint = is_checkpoint
         self.stack: list[Extent] = []
         self.marks: list[int] = []
         self.memory: dict[int, Extent] = {}
@@ -108,6 +112,8 @@ class Machine:
             self.memory[len(self.memory) if name == "MEMOIZE" else argument] = self.stack[-1]
         elif name in GETS:
             self.get(argument)
+        elif name == "BINPERSID" and self.is_checkpoint:
+            self.join(self.top(1), name)
         elif name not in NOTHING:
             raise UnpicklingError(f"it has an instruction {name}, which data never need")
 
@@ -121,7 +127,7 @@ class Machine:
 
     def get(self, place: int) -> None:
         """Refer to an earlier value; one that can still grow could come to contain itself."""
-        if self.memory[place].can_grow:
+        if self.memory[place].can_grow and not self.is_checkpoint:
             raise UnpicklingError("it refers to a list or dict more than once")
         self.stack.append(self.memory[place])
 

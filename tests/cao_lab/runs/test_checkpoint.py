@@ -1,4 +1,5 @@
 import errno
+import zipfile
 
 import pytest
 import torch
@@ -130,6 +131,46 @@ def test_one_that_cannot_be_used_is_passed_over_in_one_line(tmp_path, error):
     assert checkpoint.load(tmp_path, warnings.append, restore) == 1
     assert f"is not whole ({type(error).__name__}" in warnings[0]
     assert "\n" not in warnings[0]
+
+
+def deep(depth):
+    value = ()
+    for _ in range(depth):
+        value = (value,)
+    return value
+
+
+def doubled(times):
+    value = []
+    for _ in range(times):
+        value = [value, value]
+    return value
+
+
+def pickled(path, instructions):
+    """Write a checkpoint whose pickle is given by its instructions."""
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("archive/data.pkl", instructions)
+        archive.writestr("archive/version", "3\n")
+        archive.writestr("archive/byteorder", "little")
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        # Hashing a key recurses in C without a limit.
+        lambda path: pickled(path, b"\x80\x02})" + b"\x85" * 200_000 + b"K\x01s."),
+        lambda path: torch.save({"checksum": "x", "list": doubled(60)}, path),
+        lambda path: torch.save({"checksum": "x", "key": {deep(40): 1}}, path),
+        lambda path: torch.save([1], path),
+    ],
+    ids=["deep key", "doubling lists", "too deep", "no dict"],
+)
+def test_a_checkpoint_that_would_never_end_is_passed_over(tmp_path, write):
+    write(checkpoint.current(tmp_path))
+    warnings = []
+    assert load(tmp_path, warnings.append) is None
+    assert len(warnings) == 1
 
 
 def test_code_in_a_checkpoint_does_not_run(tmp_path):
