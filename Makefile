@@ -9,6 +9,8 @@ demo: .venv/installed
 	$(BIN)/cao report out/demo --out out/report
 
 # A crashed or hung test ends the run with its name: see [tool.pytest.ini_options] in pyproject.toml.
+# Two tests run side by side, so each gets one thread of two cores; OMP_NUM_THREADS=2 make test gives each two.
+test: export OMP_NUM_THREADS ?= 1
 test: check
 	$(BIN)/pytest
 

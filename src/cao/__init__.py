@@ -5,15 +5,21 @@ from cao.eigensolvers import Lanczos, SubspaceIteration
 from cao.lbfgs import SketchedLBFGS
 from cao.least_squares import LeastSquares
 from cao.linalg import Eigenpairs
+from cao.metric import AdamMetric
 from cao.operators import Mean, SymmetricOperator
 from cao.optimizer import CAO, Counters
-from cao.policies import Every, Fixed, FromSpectrum
+from cao.policies.damping import AtTheEdge, Fixed, FromSpectrum
+from cao.policies.rank import ByNeed
+from cao.policies.refresh import Every, OnDrift
 from cao.preconditioner import Preconditioner, precondition
 from cao.sketch import Sketch
 from cao.spectrum import SpectralDensity, Trace, extreme_eigenpairs, spectral_density, top_eigenpairs, trace
 
 __all__ = [
     "CAO",
+    "AdamMetric",
+    "AtTheEdge",
+    "ByNeed",
     "Counters",
     "Eigenpairs",
     "Every",
@@ -24,6 +30,7 @@ __all__ = [
     "Lanczos",
     "LeastSquares",
     "Mean",
+    "OnDrift",
     "Preconditioner",
     "Sketch",
     "SketchedLBFGS",

@@ -1,6 +1,7 @@
 """Eigensolvers for an operator known only by its products: subspace iteration and block Lanczos, each a value."""
 
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -21,6 +22,15 @@ from cao.linalg import (
     small_eigh,
 )
 from cao.operators import SymmetricOperator
+
+
+@runtime_checkable
+class Solver(Protocol):
+    """How eigenpairs are found."""
+
+    def __call__(self, operator: SymmetricOperator, start: Tensor, *, overwrite_start: bool = False) -> Eigenpairs:
+        """Return as many eigenpairs as there are start columns, or more, the most wanted first."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -161,6 +171,7 @@ class KrylovSpace:
         grown[:size, :size], grown[:, size:], grown[size:, :size] = self.projected, coupling, coupling[:size].T
         self.projected = grown
 
+    @full_precision()
     def residual_norms(self, rotation: Float[Tensor, "m k"]) -> Float[Tensor, " k"]:
         """Return ‖A V s − V T s‖ for columns s: what the newest columns' images have outside the basis."""
         newest = rotation[-self.residual.shape[1] :].to(self.residual.dtype)

@@ -41,6 +41,10 @@ class FlatParams:
         pieces = vector.split(self.sizes)
         return [piece.view(p.shape).to(p.dtype) for piece, p in zip(pieces, self.params, strict=True)]
 
+    def join(self, parts: Sequence[Tensor]) -> Float[Tensor, " n"]:
+        """Return tensors of the parameters' shapes as one vector, in the precision that curvature is kept in."""
+        return torch.cat([part.detach().reshape(-1).to(self.dtype) for part in parts])
+
     def add_to(self, target: Float[Tensor, " n"], parts: Sequence[Tensor | None]) -> None:
         """Add tensors of the parameters' shapes to a vector; None adds nothing."""
         for piece, part in zip(target.split(self.sizes), parts, strict=True):

@@ -1,7 +1,7 @@
 """Linear algebra on tall blocks of columns: orthonormal bases, inner products, Ritz pairs."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any, Literal
@@ -37,7 +37,8 @@ class Eigenpairs:
 def full_precision() -> Iterator[None]:
     """Multiply float32 matrices in float32, even where the user lets them be multiplied in TF32 or bfloat16.
 
-    That is right for a network, but would leave an orthonormal basis three digits. (torch before 2.9 cannot be asked.)
+    That is right for a network, but would leave an orthonormal basis three digits. So autocast is off here, and torch
+    (2.9 and later) is asked for all digits.
     """
     known = (torch.backends.cuda.matmul, getattr(torch.backends.mkldnn, "matmul", None))
     backends: list[Any] = [backend for backend in known if hasattr(backend, "fp32_precision")]
@@ -45,7 +46,10 @@ def full_precision() -> Iterator[None]:
     for backend in backends:
         backend.fp32_precision = "ieee"
     try:
-        yield
+        with ExitStack() as stack:
+            for device in filter(torch.is_autocast_enabled, ("cpu", "cuda", "mps", "xpu")):
+                stack.enter_context(torch.autocast(device, enabled=False))
+            yield
     finally:
         for backend, precision in zip(backends, before, strict=True):
             backend.fp32_precision = precision

@@ -1,40 +1,42 @@
 """CAO: when to refresh the sketch of the curvature, when to step with it, what to save."""
 
 import copy
-import inspect
-import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
-from cao.autograd.isolation import check_not_joining
-from cao.curvature import LossFunction, operator_for
+from cao import advice
+from cao.eigensolvers import Solver
 from cao.flat import FlatParams
-from cao.linalg import Eigenpairs, generator_for, random_columns
-from cao.operators import AllReduced, ParameterOperator, Scaled, SymmetryProbe, agreed, check_replicas
-from cao.policies import Damping, Refresh, Solver, damping_policy, eigensolver_for, plain, refresh_policy, restored
+from cao.linalg import Eigenpairs
+from cao.metric import AdamMetric
+from cao.operators import ParameterOperator, Scaled
+from cao.policies.damping import Damping, Pace
+from cao.policies.rank import Rank
+from cao.policies.refresh import Look, Refresh
+from cao.policies.shorthands import damping_policy, plain, rank_policy, refresh_policy, restored
 from cao.preconditioner import NegativeCurvature, Preconditioner, Scaling, is_singular
 from cao.settings import (
     SKETCH_SETTINGS,
     check_gradients,
     check_parameters,
     check_settings,
+    check_trainable,
     check_unsupported,
+    has_finite_gradients,
     is_numpy_number,
     is_positive,
 )
-from cao.sketch import Progress, Sketch, check_eigenpairs, loaded_sketch, saved_shares
+from cao.sketch import Progress, Sketch, loaded_sketch, saved_shares
+from cao.sketching import curvature_seen, found_pairs, given_pairs
+from cao.sources import Group, Source, shared_operator
 from cao.step import stretches_of, take_step
 from cao.trial import caution_after
-
-Source: TypeAlias = Tensor | LossFunction | ParameterOperator | Eigenpairs
-# Beyond this relative asymmetry a "Hessian" is no Hessian; bfloat16 alone leaves about 0.01.
-ASYMMETRIC = 0.05
 
 
 class Counters(NamedTuple):
@@ -55,13 +57,15 @@ class Counters(NamedTuple):
     """Steps whose projected gradient was not finite: taken to first order, or skipped."""
     rejected_steps: int
     """Steps that overshot and were taken back, with damping="auto"."""
+    looks: int
+    """Looks at the curvature, of one or two products each, that refresh="auto" has taken between refreshes."""
 
 
 class CAO(Optimizer):
-    """Curvature-adaptive optimization by periodic low-rank Hessian sketching.
+    """Curvature-adaptive optimization by low-rank sketches of the Hessian.
 
-    Every `refresh_every` steps the top eigenpairs of the Hessian are found by Hessian-vector products; in between,
-    gradients are multiplied by P = (V diag(λ) Vᵀ + ηI)⁻¹. Use it as any torch optimizer, with one more line::
+    Now and then the top eigenpairs of the Hessian are found by Hessian-vector products; in between, gradients are
+    multiplied by P = (V diag(λ) Vᵀ + ηI)⁻¹. Use it as any torch optimizer, with one more line::
 
         loss = loss_function(model(inputs), targets)
         optimizer.zero_grad()
@@ -69,25 +73,36 @@ class CAO(Optimizer):
         loss.backward()
         optimizer.step()
 
+    Give it the learning rate that you would give SGD, with momentum if you use it (or Adam, with `metric="adam"`). By
+    default it takes their steps, except in directions that are too sharp for that rate. `CAO.paper` has the settings of
+    the paper instead.
+
     Args:
         params: parameters or parameter groups; `lr`, `momentum` and `weight_decay` may differ by group.
         lr: learning rate α. With inverse-damping scaling the complement of the sketch moves at a rate of α/η.
-        rank: number k of eigenpairs; 0 is a first-order method.
-        refresh_every: steps m between refreshes, or a policy such as `Every(400)`.
-        damping: η > 0; or a policy, such as "auto" (`FromSpectrum()`): at each refresh η is the curvature that the
-            sketch leaves out, so that lr=1 is the natural step; a step that overshot is taken back, its gradient with
-            it, and η raised. This is for full batches, and keeps two vectors more: under gradient noise neither a step
-            of that length nor its trial has a meaning.
+        rank: number k of eigenpairs, 0 for a first-order method; or a policy, such as "auto" (`ByNeed()`): the
+            directions in which a plain step would overshoot.
+        refresh_every: steps m between refreshes; or a policy, such as "auto" (`OnDrift()`): when the sketch no longer
+            fits the curvature, within a budget.
+        damping: η > 0; or a policy. "edge" (`AtTheEdge()`) is η = 1/lr, with which no captured direction is unstable,
+            or more where the rest is too sharp for lr. "auto" (`FromSpectrum()`), for full batches at lr=1, is the
+            curvature that the sketch leaves out, so that lr=1 is the natural step; a step that overshot is taken back,
+            its gradient with it, and η raised. It keeps two vectors more: under gradient noise neither a step of that
+            length nor its trial has a meaning.
         power_iterations: iterations T_pow of the eigensolver, the most it takes if there is a tolerance.
         tolerance: stop iterating once every relative residual ‖Hv − λv‖/|λ| is below this.
         warm_start: start a refresh from the last subspace, with a small share of fresh random directions, instead of
             from random vectors.
         eigensolver: "subspace" iteration (the paper's Algorithm 2), or block "lanczos", which converges in fewer
-            products and holds power_iterations + 1 times the vectors; or a solver such as `Lanczos(10)`.
+            products and holds power_iterations + 1 times the vectors; or a solver such as `Lanczos(10)`. None leaves it
+            to the rank: "subspace" for a number, a short Lanczos run for "auto".
         negative_curvature: "magnitude" uses |λ|, "clip" max(λ, 0), "signed" λ itself as the paper does, with which a
-            step may go uphill.
-        scaling: "inverse-damping" is P; "unit" is ηP, so that the complement takes exactly an SGD step.
+            step may go uphill. None leaves it to the damping: "clip" for "edge", else "magnitude".
+        scaling: "inverse-damping" is P; "unit" is ηP, so that the complement takes exactly an SGD step. None leaves it
+            to the damping: "unit" for "edge", else "inverse-damping".
         max_update_norm: clip the update P g at this norm, each group counted by its rate over the largest.
+        metric: None for plain gradients; "adam" (`AdamMetric(beta1, beta2, eps)`) for Adam's: without a sketch the step
+            is Adam's, or AdamW's with `decoupled_weight_decay`, and the sketch is of D^½HD^½ with D = 1/(√v̂ + ε).
         momentum: heavy-ball momentum, which goes through the preconditioner: buf ← P(β·buf + g).
         nesterov: use Nesterov's form of momentum.
         weight_decay: added to the gradient as weight_decay · parameter, or decoupled as in AdamW.
@@ -107,16 +122,17 @@ class CAO(Optimizer):
         params: Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, Tensor]],
         lr: float,
         *,
-        rank: int = 1,
-        refresh_every: int | Refresh = 400,
-        damping: float | Literal["auto"] | Damping = 0.1,
+        rank: int | Literal["auto"] | Rank = "auto",
+        refresh_every: int | Literal["auto"] | Refresh = "auto",
+        damping: float | Literal["edge", "auto"] | Damping = "edge",
         power_iterations: int = 3,
         tolerance: float | None = None,
         warm_start: bool = True,
-        eigensolver: Literal["subspace", "lanczos"] | Solver = "subspace",
-        negative_curvature: NegativeCurvature = "magnitude",
-        scaling: Scaling = "inverse-damping",
+        eigensolver: Literal["subspace", "lanczos"] | Solver | None = None,
+        negative_curvature: NegativeCurvature | None = None,
+        scaling: Scaling | None = None,
         max_update_norm: float | None = None,
+        metric: Literal["adam"] | AdamMetric | None = None,
         momentum: float = 0.0,
         nesterov: bool = False,
         weight_decay: float = 0.0,
@@ -144,6 +160,7 @@ class CAO(Optimizer):
             "negative_curvature": negative_curvature,
             "scaling": scaling,
             "max_update_norm": max_update_norm,
+            "metric": AdamMetric() if metric == "adam" else metric,
             "momentum": momentum,
             "nesterov": nesterov,
             "weight_decay": weight_decay,
@@ -154,13 +171,33 @@ class CAO(Optimizer):
             "seed": seed,
         }
         check_settings(defaults)
-        self.process_group: dist.ProcessGroup | Literal[False, "lost"] | None = process_group
+        policy = damping_policy(damping)
+        defaults["scaling"] = scaling or policy.scaling
+        defaults["negative_curvature"] = negative_curvature or policy.negative_curvature
+        self.process_group: Group = process_group
         # One object that is never replaced: wrappers of an optimizer copy its attributes, and must share this one.
         self._progress = Progress()
         super().__init__(params, defaults)
         size = sum(p.numel() for p in self._parameters())
-        if rank > size:
+        if isinstance(rank, int) and rank > size:
             raise ValueError(f"rank must not exceed the number of parameters, got rank {rank} for {size} parameters")
+
+    @classmethod
+    def paper(
+        cls,
+        params: Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, Tensor]],
+        lr: float = 0.1,
+        *,
+        rank: int = 1,
+        refresh_every: int = 400,
+        damping: float = 0.1,
+        **settings: Any,
+    ) -> "CAO":
+        """Return CAO with the settings of the paper: fixed rank, interval and damping, and steps of lr · (B + ηI)⁻¹ g.
+
+        Outside the sketch they are steps of SGD at the rate lr/η.
+        """
+        return cls(params, lr, rank=rank, refresh_every=refresh_every, damping=damping, **settings)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group, whose settings of the sketch must be those of the other groups."""
@@ -183,14 +220,16 @@ class CAO(Optimizer):
 
     @property
     def is_refresh_due(self) -> bool:
-        """Whether the next call of `refresh_if_due` will refresh: at most once per step, and not during the warm-up."""
+        """Whether the next call of `refresh_if_due` will look at the curvature: at most once per step.
+
+        A look ends in a refresh, unless the rule of `refresh_every` finds that the sketch still fits.
+        """
         settings, progress = self.param_groups[0], self._progress
-        if settings["rank"] == 0 or progress.steps < settings["warmup_steps"]:
+        if settings["rank"] == 0 or progress.steps < self._first_steps or progress.looked_at == progress.steps:
             return False
-        if progress.attempted_at == progress.steps:
-            return False
-        age = progress.steps - progress.attempted_at
-        return progress.sketch is None or refresh_policy(settings["refresh_every"]).is_due(age)
+        if progress.sketch is None and progress.attempted_at < progress.steps:
+            return True
+        return refresh_policy(settings["refresh_every"]).is_due(progress)
 
     @property
     def sketch(self) -> Sketch | None:
@@ -214,34 +253,14 @@ class CAO(Optimizer):
         accumulation steps, `scale=scaler.get_scale()` for one scaled by a `GradScaler`. The curvature is that of the
         loss itself, loss / scale.
         """
-        return self.is_refresh_due and self.refresh(source, scale=scale)
+        return self.is_refresh_due and self._refresh(source, scale, is_asked=False)
 
     def refresh(self, source: Source, *, scale: float | Tensor = 1.0) -> bool:
         """Refresh the sketch now, and tell whether there is a new one.
 
         No gradient, parameter, buffer or global random stream is touched.
         """
-        settings, progress = self.param_groups[0], self._progress
-        if not is_positive(scale):
-            raise ValueError(f"scale must be a positive number, got {scale!r}")
-        if settings["rank"] == 0:
-            return False
-        params = FlatParams(p for p in self._parameters() if p.requires_grad)
-        pairs, operator = self._eigenpairs(source, float(scale), params)
-        # Not counted before this line, so that a refresh stays due if its source was refused.
-        progress.attempts += 1
-        progress.attempted_at = progress.steps
-        progress.hessian_products += pairs.products
-        if pairs.is_finite:
-            self._adopt(pairs, operator, params)
-            return True
-        progress.failed_refreshes += 1
-        self._warn_once(
-            "failure",
-            "a refresh of the curvature came out non-finite and was discarded; training goes on with "
-            + ("the last good sketch" if progress.sketch else "first-order steps until a refresh succeeds"),
-        )
-        return False
+        return self._refresh(source, scale, is_asked=True)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
@@ -252,22 +271,27 @@ class CAO(Optimizer):
                 loss = closure()
         is_moving = any(float(group["lr"]) != 0 for group in self.param_groups)
         settings, progress = self.param_groups[0], self._progress
-        is_warming_up = progress.steps < settings["warmup_steps"]
-        if is_moving and not is_warming_up and settings["rank"] > 0:
+        is_warming_up = progress.steps < self._first_steps
+        if is_moving and not is_warming_up and settings["rank"] != 0:
             self._check_freshness()
         check_gradients(self._parameters())
         caution = 0.0
         if damping_policy(settings["damping"]).is_on_trial:
             caution = caution_after(self.param_groups, self.state, progress)
-        sketch = None if is_warming_up else progress.sketch
-        stretches = list(stretches_of(self.param_groups, sketch, self.state))
-        if settings["skip_non_finite"] and not torch.stack([s.gradient.isfinite().all() for s in stretches]).all():
+        if settings["skip_non_finite"] and not has_finite_gradients(self._parameters()):
             progress.non_finite_steps += 1
             return loss
         preconditioner = self._preconditioner(caution)
         base = 1.0 if is_warming_up else preconditioner.base
         gains = (preconditioner.gains / preconditioner.base).tolist()
+        metric = settings["metric"]
+        if metric is not None:
+            metric.update(self.param_groups, self.state)
+        sketch = None if is_warming_up or not progress.captured else progress.sketch
+        stretches = list(stretches_of(self.param_groups, sketch, self.state))
         is_finite = take_step(stretches, base, gains, settings["max_update_norm"])
+        if metric is not None:
+            metric.move(self.param_groups, self.state, base)
         if is_finite is not None:
             # A tensor on the parameters' device, which is read only when somebody asks for the counters.
             progress.non_finite_steps = progress.non_finite_steps + is_finite.logical_not()
@@ -282,7 +306,8 @@ class CAO(Optimizer):
             group.update({name: plain(value) for name, value in group.items()})
         saved["param_groups"][0]["progress"] = self._progress.saved()
         params = self._parameters()
-        shares = saved_shares(self._progress.sketch, params, self.param_groups[0]["rank"])
+        rank = self.param_groups[0]["rank"]
+        shares = saved_shares(self._progress.sketch, params, rank if isinstance(rank, int) else 0)
         for index, param in enumerate(params):
             if param in shares:
                 saved["state"][index] = {**saved["state"].get(index, {}), **shares[param]}
@@ -325,6 +350,7 @@ class CAO(Optimizer):
         for group in self.param_groups:
             group.setdefault("nesterov", False)
             group.setdefault("skip_non_finite", False)
+            group.setdefault("metric", None)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "CAO":
         """Return a copy in this process, where the process group is what it was."""
@@ -337,111 +363,126 @@ class CAO(Optimizer):
     def _parameters(self) -> list[Tensor]:
         return [param for group in self.param_groups for param in group["params"]]
 
-    def _damping(self, caution: float = 0.0) -> float:
+    def _trainable(self) -> FlatParams:
+        return FlatParams(p for p in self._parameters() if p.requires_grad)
+
+    @property
+    def _first_steps(self) -> int:
+        """Steps before the first sketch: Adam's metric is known after one."""
+        settings = self.param_groups[0]
+        return max(int(settings["warmup_steps"]), 0 if settings["metric"] is None else 1)
+
+    @property
+    def _pace(self) -> Pace:
+        settings = self.param_groups[0]
         lr, momentum = (max(float(group[name]) for group in self.param_groups) for name in ("lr", "momentum"))
+        if settings["metric"] is not None:
+            lr, momentum = lr * (1 - settings["metric"].beta1), settings["metric"].beta1
+        return Pace(lr, momentum, settings["nesterov"], self._progress.spread)
+
+    def _damping(self, caution: float = 0.0) -> float:
         policy = damping_policy(self.param_groups[0]["damping"])
-        return policy.at_step(self._progress.damping or 1.0, lr, momentum, caution)
+        return policy.at_step(self._progress.damping, self._pace, caution)
 
     def _preconditioner(self, caution: float = 0.0) -> Preconditioner:
-        settings, sketch = self.param_groups[0], self._progress.sketch
-        values = torch.tensor(sketch.values if sketch else [], dtype=torch.float64)
-        vectors = sketch.rows.T if sketch else torch.zeros(0, 0)
+        settings, sketch, damping = self.param_groups[0], self._progress.sketch, self._damping(caution)
+        used = self._progress.captured
+        values = torch.tensor(sketch.values[:used] if sketch else [], dtype=torch.float64)
+        vectors = sketch.rows[:used].T if sketch else torch.zeros(0, 0)
         rules = {name: settings[name] for name in ("negative_curvature", "scaling")}
-        return Preconditioner.of(values, vectors, self._damping(caution), **rules)
+        preconditioner = Preconditioner.of(values, vectors, damping, **rules)
+        return preconditioner.slowed(damping_policy(settings["damping"]).brake(damping, self._pace))
 
-    def _eigenpairs(
-        self, source: Source, scale: float, params: FlatParams
-    ) -> tuple[Eigenpairs, ParameterOperator | None]:
-        """Return new eigenpairs over the parameters in storage order, and the operator they are of."""
-        settings, progress, storage = self.param_groups[0], self._progress, FlatParams.in_storage_order(params.params)
-        if params.size == 0:
-            raise ValueError(
-                "all parameters are frozen: there is no curvature where no parameter has requires_grad=True"
-            )
+    def _refresh(self, source: Source, scale: float | Tensor, *, is_asked: bool) -> bool:
+        settings, progress, params = self.param_groups[0], self._progress, self._trainable()
+        if not is_positive(scale):
+            raise ValueError(f"scale must be a positive number, got {scale!r}")
+        if settings["rank"] == 0:
+            return False
+        check_trainable(params, settings["rank"])
+        # What is sketched is the curvature of what is minimised.
+        scale = -float(scale) if settings["maximize"] else float(scale)
         if isinstance(source, Eigenpairs):
-            check_eigenpairs(source, params.size, settings["rank"])
-            vectors = params.reorder(source.vectors.detach(), storage).to(storage.device, storage.dtype)
-            return replace(
-                source, values=source.values / scale, residuals=source.residuals / scale, vectors=vectors
-            ), None
-        operator = self._operator(source, scale, storage)
-        probe = SymmetryProbe(operator)
-        solve = eigensolver_for(settings["eigensolver"], settings["power_iterations"], settings["tolerance"])
-        # No name for the start columns: the solver overwrites them, and may drop them.
-        pairs = solve(operator if progress.attempts else probe, self._start(storage), overwrite_start=True)
-        if progress.attempts == 0 and probe.asymmetry > ASYMMETRIC:
-            self._warn_once(
-                "asymmetry",
-                f"the second derivatives of this loss are wrong: its Hessian is asymmetric by {probe.asymmetry:.2g} of "
-                "its size. Some function in the graph has no correct double backward (torch.nn.utils.weight_norm has "
-                "none; torch.nn.utils.parametrizations.weight_norm has one). GaussNewton needs none",
-            )
-        return pairs, operator
+            operator, pairs = None, given_pairs(source, scale, params, settings)
+        else:
+            operator = self._operator(source, scale, params)
+            if not is_asked and not self._is_stale(operator):
+                return False
+            pairs = found_pairs(operator, settings, progress)
+        # Not counted before this line, so that a refresh stays due if its source was refused.
+        progress.attempts += 1
+        progress.attempted_at = progress.looked_at = progress.steps
+        progress.count(pairs.products)
+        if pairs.is_finite:
+            self._adopt(pairs, operator, params)
+            return True
+        progress.failed_refreshes += 1
+        self._warn("failure", advice.on_failure(progress.sketch is not None))
+        return False
 
-    def _operator(self, source: Source, scale: float, storage: FlatParams) -> ParameterOperator:
-        """Return the source as an operator on exactly these parameters, averaged over the processes of the group."""
+    def _operator(self, source: Any, scale: float, params: FlatParams) -> ParameterOperator:
+        """Return what is sketched: the source, in the optimizer's metric, over the parameters in storage order."""
+        storage, metric = FlatParams.in_storage_order(params.params), self.param_groups[0]["metric"]
+        operator = shared_operator(source, scale, storage, self.process_group)
+        return operator if metric is None else Scaled(operator, metric.diagonal(storage, self.state))
 
-        def build() -> ParameterOperator:
-            if self.param_groups[0]["rank"] > storage.size:
-                rank = self.param_groups[0]["rank"]
-                raise ValueError(
-                    f"rank must not exceed the number of trainable parameters, got rank {rank} for {storage.size}"
-                )
-            operator = operator_for(source, storage.params)  # type: ignore[arg-type]  # Eigenpairs never come here.
-            return operator if scale == 1 else Scaled(operator, 1 / scale)
+    def _is_stale(self, operator: ParameterOperator) -> bool:
+        """Whether the rule for refreshes, having looked if it wants to, asks for one."""
+        settings, progress, sketch = self.param_groups[0], self._progress, self._progress.sketch
+        if sketch is None:
+            return True
 
-        group = self.process_group
-        if group is False or not (dist.is_available() and dist.is_initialized()):
-            return build()
-        if group == "lost":
-            raise ValueError("a process group does not travel with a pickle; set optimizer.process_group again")
-        if dist.get_rank(group) < 0:
-            raise ValueError("this process is not in process_group; pass the group of its replicas, or False")
-        check_not_joining(storage.params)
-        check_replicas(storage.params, group)
-        return AllReduced(agreed(build, group, storage.device), group)
+        def look() -> Look:
+            progress.looks += 1
+            drift, change, along = curvature_seen(operator, sketch, settings, progress, self._last_step(operator))
+            need, grown = damping_policy(settings["damping"]).need(self._pace), sketch.values[0] * (1 + change)
+            is_needed = progress.captured == 0 and rank_policy(settings["rank"]).captured([grown], need) > 0
+            return Look(drift, change, along > self._pace.edge * self._damping(), is_needed)
 
-    def _start(self, storage: FlatParams) -> Tensor:
-        """Return the last subspace, or random columns, drawn from the seed and the number of the refresh."""
-        settings, progress = self.param_groups[0], self._progress
-        generator = generator_for(storage.device, int(settings["seed"]), progress.attempts)
-        if settings["warm_start"] and progress.sketch is not None:
-            return progress.sketch.start(storage, settings["rank"], generator)
-        return random_columns(storage.size, settings["rank"], generator, storage.dtype)
+        is_stale = refresh_policy(settings["refresh_every"]).wants_refresh(progress, look)
+        progress.looked_at = progress.steps
+        return is_stale
+
+    def _last_step(self, operator: ParameterOperator) -> Tensor | None:
+        """Return the direction of the last step in the coordinates of the sketch, as far as momentum keeps it."""
+        storage, metric = FlatParams(operator.params), self.param_groups[0]["metric"]
+        name = "momentum_buffer" if metric is None else "exp_avg"
+        if not any(name in self.state[param] for param in storage.params):
+            return None
+        direction = storage.join([self.state[p].get(name, torch.zeros_like(p)) for p in storage.params])
+        return direction if metric is None else direction * metric.diagonal(storage, self.state).sqrt()
 
     def _adopt(self, pairs: Eigenpairs, operator: ParameterOperator | None, params: FlatParams) -> None:
         settings, progress = self.param_groups[0], self._progress
+        damping = damping_policy(settings["damping"])
         decay = max(0.0 if group["decoupled_weight_decay"] else group["weight_decay"] for group in self.param_groups)
-        measured, products = damping_policy(settings["damping"]).at_refresh(pairs, operator, decay)
-        # Without any curvature there is nothing to measure.
-        progress.damping = measured or progress.damping or 1.0
-        progress.hessian_products += products
+        values = pairs.values.double().cpu()
+        captured = rank_policy(settings["rank"]).captured(values.tolist(), damping.need(self._pace))
+        measured, products = damping.at_refresh(pairs, captured, operator, decay)
+        if measured is not None:
+            progress.damping = measured
+        progress.count(products)
         progress.refreshes += 1
-        values = pairs.values.double().cpu() * (-1 if settings["maximize"] else 1)
-        residuals, rows = pairs.residuals.tolist(), pairs.vectors.T.contiguous()
-        progress.sketch = Sketch(values.tolist(), residuals, progress.damping, progress.steps, params, rows)
+        progress.captured = captured
+        # The sharpest direction is watched, even if nothing is done about it.
+        kept = max(captured, 1)
+        residuals = pairs.residuals[:kept].tolist()
+        rows = pairs.vectors[:, :kept].T.contiguous()
+        progress.sketch = Sketch(values[:kept].tolist(), residuals, self._damping(), progress.steps, params, rows)
         progress.indefinite_refreshes += int((values + self._damping() < 0).any())
         if settings["negative_curvature"] == "signed":
             progress.singular_directions += int(is_singular(values, self._damping()).sum())
-        self._check_edge(values.abs(), len(values) == params.size)
+        self._check_edge(values.abs(), captured, params.size)
 
-    def _check_edge(self, magnitudes: Tensor, is_complete: bool) -> None:
-        """Warn where the rate is beyond the stability edge 2(1+β)/λ, of a captured direction or of the next ones."""
-        lr, momentum = (max(float(group[name]) for group in self.param_groups) for name in ("lr", "momentum"))
-        damping, base = self._damping(), self._preconditioner().base
-        # A fixed sketch is stable if and only if lr·base·H ≺ edge + 2B/η.
-        edge = 2 * (1 + momentum) / (1 + 2 * momentum * self.param_groups[0]["nesterov"])
-        captured = lr * base * magnitudes[0] * edge / (edge + 2 * magnitudes[0] / damping)
-        following = 0.0 if is_complete else lr * base * magnitudes[-1]
-        rate = max(float(captured), float(following))
-        if rate > edge:
-            where = "a captured direction" if captured > edge else "directions just outside the sketch"
-            self._warn_once(
-                "edge",
-                f"the effective step along {where} may be {rate:.3g} times the inverse curvature, beyond the edge of "
-                f"stability, {edge:.3g}: the loss may oscillate or diverge. Divide lr by {rate / edge:.2g} or more, "
-                "raise damping by as much, or capture more directions with a larger rank",
-            )
+    def _check_edge(self, magnitudes: Tensor, captured: int, size: int) -> None:
+        """Warn where the rate is beyond the edge of stability, of a captured direction or of the next ones."""
+        # A fixed sketch is stable if and only if rate·base·H ≺ edge + 2B/η.
+        rate, edge = self._pace.rate * self._preconditioner().base, replace(self._pace, spread=0.0).edge
+        sharpest = magnitudes[0] if captured else 0.0
+        inside = float(rate * sharpest * edge / (edge + 2 * sharpest / self._damping()))
+        outside = 0.0 if captured == size else float(rate * magnitudes[min(captured, len(magnitudes) - 1)])
+        where = "a captured direction" if inside > edge else "directions just outside the sketch"
+        self._warn("edge", advice.on_the_edge(max(inside, outside), edge, where))
 
     def _check_freshness(self) -> None:
         settings, progress = self.param_groups[0], self._progress
@@ -450,20 +491,8 @@ class CAO(Optimizer):
                 "step() has no curvature to use: call optimizer.refresh_if_due(loss) before loss.backward(), in every "
                 "iteration (or set rank=0 for first-order steps)"
             )
-        age = progress.steps - progress.attempted_at
-        # A policy that is due already at half the age has been waiting for as long again.
-        if age % 2 == 0 and refresh_policy(settings["refresh_every"]).is_due(age // 2):
-            self._warn_once(
-                "age",
-                f"the sketch of the curvature is {age} steps old, twice as old as refresh_every allows; "
-                "call optimizer.refresh_if_due(loss) in every iteration",
-            )
+        if refresh_policy(settings["refresh_every"]).is_overdue(progress):
+            self._warn("age", advice.on_age(progress.age))
 
-    def _warn_once(self, kind: str, message: str) -> None:
-        if kind in self._progress.has_warned:
-            return
-        self._progress.has_warned.append(kind)
-        frame, level = inspect.currentframe(), 1
-        while frame is not None and frame.f_globals.get("__name__", "").startswith(("cao.", "torch.")):
-            frame, level = frame.f_back, level + 1
-        warnings.warn(message, stacklevel=level)
+    def _warn(self, kind: str, message: str | None) -> None:
+        advice.warn_once(kind, message, self._progress.has_warned)

@@ -2,44 +2,56 @@
 
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any, TypeGuard, get_args
 
 import torch
 from torch import Tensor
 
-from cao.policies import Damping, Refresh, Solver
+from cao.eigensolvers import Solver
+from cao.flat import FlatParams
+from cao.metric import AdamMetric
+from cao.policies.damping import AtTheEdge, Damping
+from cao.policies.rank import Rank
+from cao.policies.refresh import Refresh
+from cao.policies.shorthands import DAMPINGS, RANKS, REFRESHES, SOLVERS, damping_policy
 from cao.preconditioner import NegativeCurvature, Scaling
 
 # What the groups of one optimizer share, because there is one sketch over all of them.
 SKETCH_SETTINGS = (
     "rank", "refresh_every", "damping", "power_iterations", "tolerance", "warm_start", "eigensolver",
     "negative_curvature", "scaling", "max_update_norm", "warmup_steps", "maximize", "seed", "skip_non_finite",
-    "nesterov",
+    "nesterov", "metric",
 )  # fmt: skip
 
 
 def check_settings(settings: dict[str, Any]) -> None:
     """Refuse settings that cannot work, saying what was wrong and what was got."""
-    damping, refresh, solver = settings["damping"], settings["refresh_every"], settings["eigensolver"]
-    tolerance, limit, momentum = settings["tolerance"], settings["max_update_norm"], settings["momentum"]
+    rank, refresh, damping = settings["rank"], settings["refresh_every"], settings["damping"]
+    solver, metric, momentum = settings["eigensolver"], settings["metric"], settings["momentum"]
+    tolerance, limit = settings["tolerance"], settings["max_update_norm"]
     for name, is_fine, wanted in (
         ("lr", is_number(settings["lr"]) and settings["lr"] >= 0, "a finite nonnegative number"),
-        ("rank", is_whole(settings["rank"]), "a nonnegative whole number"),
-        ("refresh_every", isinstance(refresh, Refresh) or (is_whole(refresh) and refresh >= 1), "at least 1"),
-        ("damping", isinstance(damping, Damping) or damping == "auto" or is_positive(damping), 'positive or "auto"'),
+        ("rank", is_policy(rank, Rank, RANKS) or is_whole(rank), 'a nonnegative whole number or "auto"'),
+        ("refresh_every", is_policy(refresh, Refresh, REFRESHES) or is_count(refresh), 'at least 1, or "auto"'),
+        ("damping", is_policy(damping, Damping, DAMPINGS) or is_positive(damping), 'positive, "edge" or "auto"'),
         ("power_iterations", is_whole(settings["power_iterations"]), "a nonnegative whole number"),
         ("tolerance", tolerance is None or is_positive(tolerance), "positive or None"),
         ("max_update_norm", limit is None or is_positive(limit), "positive or None"),
+        ("metric", metric is None or isinstance(metric, AdamMetric), 'None, "adam" or an AdamMetric'),
         ("momentum", is_number(momentum) and 0 <= momentum < 1, "at least 0 and below 1"),
         ("nesterov", not settings["nesterov"] or momentum > 0, "False where there is no momentum"),
         ("weight_decay", is_number(settings["weight_decay"]) and settings["weight_decay"] >= 0, "a nonnegative number"),
         ("warmup_steps", is_whole(settings["warmup_steps"]), "a nonnegative whole number"),
         ("seed", isinstance(settings["seed"], Integral), "a whole number"),
-        ("eigensolver", isinstance(solver, Solver) or solver in ("subspace", "lanczos"), "one of subspace, lanczos"),
+        ("eigensolver", solver is None or is_policy(solver, Solver, SOLVERS), "one of subspace, lanczos"),
         *(
-            (name, settings[name] in get_args(options), f"one of {', '.join(get_args(options))}")
+            (
+                name,
+                settings[name] is None or settings[name] in get_args(options),
+                f"one of {', '.join(get_args(options))}",
+            )
             for name, options in (("negative_curvature", NegativeCurvature), ("scaling", Scaling))
         ),
     ):
@@ -50,8 +62,48 @@ def check_settings(settings: dict[str, Any]) -> None:
             f'negative_curvature="signed" needs momentum to be 0, got {momentum!r}: where λ < 0 the signed rule would '
             "amplify the momentum at every step"
         )
-    if settings["damping"] == "auto":
-        check_automatic_damping(settings)
+    rule = damping_policy(damping)
+    if isinstance(rule, AtTheEdge):
+        check_together('damping="edge"', settings, scaling=(None, "unit"))
+    if rule.is_on_trial:
+        check_together(
+            'damping="auto"',
+            settings,
+            scaling=(None, "inverse-damping"),
+            negative_curvature=(None, "magnitude", "clip"),
+            warmup_steps=(0,),
+            metric=(None,),
+        )
+        if rank == 0:
+            raise ValueError('damping="auto" needs rank to be at least 1, got 0')
+    if metric is not None:
+        check_together(
+            "Adam's metric",
+            settings,
+            momentum=(0,),
+            max_update_norm=(None,),
+            negative_curvature=(None, "magnitude", "clip"),
+        )
+
+
+def check_together(what: str, settings: dict[str, Any], **allowed: tuple[Any, ...]) -> None:
+    """Refuse settings that have no meaning together."""
+    for name, values in allowed.items():
+        if settings[name] not in values:
+            # None, which leaves a choice to the optimizer, is named only where nothing else will do.
+            named = [value for value in values if value is not None] or [None]
+            wanted = " or ".join(f'"{value}"' if isinstance(value, str) else repr(value) for value in named)
+            raise ValueError(f"{what} needs {name} to be {wanted}, got {settings[name]!r}")
+
+
+def is_policy(value: object, protocol: type, words: Mapping[str, Any]) -> bool:
+    """Whether the value is a policy of this kind, or one of the words that stand for one."""
+    return value in words if isinstance(value, str) else isinstance(value, protocol)
+
+
+def is_count(value: object) -> bool:
+    """Whether the value is a whole number of at least 1."""
+    return is_whole(value) and int(value) >= 1  # type: ignore[call-overload]
 
 
 def is_whole(value: object) -> bool:
@@ -73,18 +125,6 @@ def is_numpy_number(value: object) -> bool:
 def is_positive(value: object) -> bool:
     """Whether the value is a positive number."""
     return is_number(value) and bool(value > 0)
-
-
-def check_automatic_damping(settings: dict[str, Any]) -> None:
-    """Refuse settings with which the automatic damping has no meaning."""
-    for name, is_fine, wanted in (
-        ("rank", settings["rank"] >= 1, "at least 1"),
-        ("scaling", settings["scaling"] == "inverse-damping", '"inverse-damping"'),
-        ("negative_curvature", settings["negative_curvature"] != "signed", '"magnitude" or "clip"'),
-        ("warmup_steps", settings["warmup_steps"] == 0, "0"),
-    ):
-        if not is_fine:
-            raise ValueError(f'damping="auto" needs {name} to be {wanted}, got {settings[name]!r}')
 
 
 def check_unsupported(**options: Any) -> None:
@@ -116,6 +156,20 @@ def check_parameters(params: Sequence[Tensor], device: torch.device) -> None:
             raise ValueError("FullyShardedDataParallel is not supported; use DistributedDataParallel")
         if tensor_module is not None and isinstance(param, tensor_module.DTensor):
             raise ValueError("sharded parameters (DTensor) are not supported yet; use DistributedDataParallel")
+
+
+def check_trainable(params: FlatParams, rank: object) -> None:
+    """Refuse a refresh for fewer parameters than it is to find directions."""
+    if params.size == 0:
+        raise ValueError("all parameters are frozen: there is no curvature where no parameter has requires_grad=True")
+    if isinstance(rank, int) and rank > params.size:
+        raise ValueError(f"rank must not exceed the number of trainable parameters, got rank {rank} for {params.size}")
+
+
+def has_finite_gradients(params: Sequence[Tensor]) -> bool:
+    """Whether every gradient is finite, at the price of a host synchronisation."""
+    parts = [p.grad.isfinite().all() for p in params if p.grad is not None]
+    return not parts or bool(torch.stack(parts).all())
 
 
 def check_gradients(params: Sequence[Tensor]) -> None:

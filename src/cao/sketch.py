@@ -11,7 +11,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from cao.flat import FlatParams
-from cao.linalg import Eigenpairs, inner_products, random_columns
+from cao.linalg import random_columns
+from cao.policies.refresh import Track
 
 # How much of a fresh random direction each vector of a warm start is given, relative to its length. Where the Hessian
 # is block diagonal, iteration alone would never lead out of the blocks that the last subspace lies in.
@@ -92,7 +93,7 @@ def loaded_sketch(saved: Mapping[str, Any], shares: Mapping[Tensor, Mapping[str,
     if not saved["values"]:
         return None
     params = FlatParams(shares)
-    storage = FlatParams.in_storage_order(shares)
+    storage = FlatParams.in_storage_order(params.params)
     rows = torch.zeros(len(saved["values"]), storage.size, dtype=storage.dtype, device=storage.device)
     for param, piece in zip(storage.params, rows.split(storage.sizes, dim=1), strict=True):
         for index, row in enumerate(piece):
@@ -101,24 +102,10 @@ def loaded_sketch(saved: Mapping[str, Any], shares: Mapping[Tensor, Mapping[str,
     return Sketch(*numbers, params, rows)
 
 
-def check_eigenpairs(pairs: Eigenpairs, size: int, rank: int) -> None:
-    """Refuse ready eigenpairs of other shapes, or with vectors that are not orthonormal; let non-finite ones pass."""
-    for name, wanted in (("vectors", (size, rank)), ("values", (rank,)), ("residuals", (rank,))):
-        got = tuple(getattr(pairs, name).shape)
-        if got != wanted:
-            raise ValueError(f"Eigenpairs must have {name} of shape {wanted}, got {got}")
-    error = float((inner_products(pairs.vectors, pairs.vectors) - torch.eye(rank).to(pairs.vectors.device)).abs().max())
-    if error > 1e-3:
-        raise ValueError(
-            f"Eigenpairs must have orthonormal vectors, got VᵀV off by {error:.2g}; torch.linalg.qr makes them so"
-        )
-
-
 @dataclass
-class Progress:
+class Progress(Track):
     """What an optimizer has done so far, and its sketch: one object, so that whatever wraps the optimizer shares it."""
 
-    steps: int = 0
     refreshes: int = 0
     """Successful refreshes."""
     hessian_products: int = 0
@@ -135,11 +122,18 @@ class Progress:
     caution: float = 1.0
     """What such a damping has learnt from them."""
     attempts: int = 0
-    attempted_at: int = -1
     damping: float | None = None
-    """The last damping that was chosen at a refresh."""
+    """What the damping rule has measured at the last refresh."""
+    looks: int = 0
+    """Looks at the curvature between refreshes."""
     has_warned: list[str] = field(default_factory=list)
     sketch: Sketch | None = None
+
+    def count(self, products: int) -> None:
+        """Count products with the curvature."""
+        self.hessian_products += products
+        # The first sketch is what the method costs to begin with; a budget can only bound what comes after it.
+        self.later_products += products if self.attempts > 1 or self.looks else 0
 
     def saved(self) -> dict[str, Any]:
         """Return the numbers, as they are saved; the vectors are saved by parameter."""
@@ -158,4 +152,7 @@ class Progress:
         """Take over saved numbers, in place; those that an older version did not save start anew."""
         for name, value in vars(Progress()).items():
             setattr(self, name, saved.get(name, value))
+        # Not known to older versions, which used all that they had.
+        self.captured = saved.get("captured", len(saved["values"]))
+        self.looked_at = saved.get("looked_at", self.attempted_at)
         self.has_warned, self.sketch = list(saved["has_warned"]), sketch

@@ -30,8 +30,8 @@ class Stretch:
     rows: Sequence[Float[Tensor, " n"]]
     """The sketched eigenvectors' entries here; none where the sketch does not reach."""
     settings: Mapping[str, Any]
-    rate: float
-    """√(lr / largest lr): the group's entry in D^½."""
+    root: float | Float[Tensor, " n"]
+    """The entries of D^½ here: √(lr / largest lr), times that of Adam's metric where there is one."""
 
     def slope(self, clip: Tensor | None) -> Float[Tensor, " n"]:
         """Return the gradient with its sign, weight decay and clipping, in the precision of the sketch."""
@@ -62,7 +62,10 @@ class Stretch:
             total.add_(vector, alpha=scale)
         # Outside the sketch there are weights, but no rows.
         for row, weight in zip(self.rows, weights, strict=False):
-            total.addcmul_(row, weight, value=scale / self.rate)
+            if isinstance(self.root, Tensor):
+                total.addcmul_(row / self.root, weight, value=scale)
+            else:
+                total.addcmul_(row, weight, value=scale / self.root)
         if not is_direct:
             torch._foreach_add_(targets, FlatParams(self.params).split(total), alpha=factor)
 
@@ -80,6 +83,8 @@ def take_step(
     Momentum goes through the preconditioner, which keeps it stable when the sketch changes (docs/theory.md); without
     momentum this is θ ← θ − lr·P g. With different rates D^-½ P̄ D^½ stands for P̄, since diag(lr)·P need not descend.
 
+    In Adam's metric the buffers hold Adam's running mean, gradient included; Adam itself moves the parameters.
+
     An entry of the gradient that is not finite would spread to all parameters through V: then P̄ = I is taken, and the
     tensor returned, which is not read here so that nothing waits for the device, is false.
     """
@@ -88,7 +93,7 @@ def take_step(
         weights, _ = projected(stretches, gains, lambda stretch: stretch.slope(None))
         clip = clip_factor(stretches, weights, max_update_norm / base)
     for stretch in stretches:
-        if stretch.buffers:
+        if stretch.buffers and stretch.settings["metric"] is None:
             torch._foreach_mul_(stretch.buffers, stretch.settings["momentum"])
             stretch.add(stretch.buffers, 1.0, stretch.slope(clip), ())
     weights, is_finite = projected(stretches, gains, lambda stretch: stretch.average(clip))
@@ -106,7 +111,7 @@ def take_step(
 def move(stretch: Stretch, base: float, weights: Sequence[Tensor], clip: Tensor | None) -> None:
     """Apply decoupled weight decay, the sketch's part of the update, and the learning rate."""
     lr, decay = float(stretch.settings["lr"]), stretch.settings["weight_decay"]
-    if stretch.settings["decoupled_weight_decay"] and decay != 0:
+    if stretch.settings["metric"] is None and stretch.settings["decoupled_weight_decay"] and decay != 0:
         torch._foreach_mul_(stretch.params, 1 - lr * decay)
     if not stretch.buffers:
         if not stretch.settings["nesterov"]:
@@ -114,7 +119,7 @@ def move(stretch: Stretch, base: float, weights: Sequence[Tensor], clip: Tensor 
         return
     if stretch.rows:
         stretch.add(stretch.buffers, 1.0, None, weights)
-    if not stretch.settings["nesterov"]:
+    if stretch.settings["metric"] is None and not stretch.settings["nesterov"]:
         torch._foreach_add_(stretch.params, stretch.buffers, alpha=-lr * base)
 
 
@@ -126,8 +131,11 @@ def projected(
     for stretch in stretches:
         if stretch.rows:
             vector = vector_of(stretch).to(stretch.dtype)
+            if isinstance(stretch.root, Tensor):
+                vector = vector * stretch.root
             dots = [torch.dot(row, vector) for row in stretch.rows]
-            products.append(dots if stretch.rate == 1 else [dot * stretch.rate for dot in dots])
+            is_plain = isinstance(stretch.root, Tensor) or stretch.root == 1
+            products.append(dots if is_plain else [dot * stretch.root for dot in dots])
     if not products:
         return [], None
     sums = torch.stack([torch.stack(parts).sum() for parts in zip(*products, strict=True)])
@@ -165,26 +173,35 @@ def stretches_of(groups: Sequence[Mapping[str, Any]], sketch: Sketch | None, sta
         places = {} if is_still or sketch is None else sketch.places
         for run in neighbours(group["params"], places):
             gradients = [p.grad for p in run if p.grad is not None]
-            buffers = [momentum_buffer(state[p], p) for p in run] if group["momentum"] != 0 else []
+            buffers = [buffer for p in run if (buffer := averaged_gradient(state[p], p, group)) is not None]
             place = places.get(run[0])
             if len(run) > 1 or not all(tensor.is_contiguous() for tensor in (*run, *gradients, *buffers)):
                 pieces = [(run, flattened(gradients), buffers)]
             else:
                 cut = [tensor.view(-1).split(STRETCH) for tensor in (*run, *gradients, *buffers)]
                 pieces = [([param], gradient, buffer) for param, gradient, *buffer in zip(*cut, strict=True)]
-            for params, gradient, buffer in pieces:
-                rows: Sequence[Tensor] = ()
-                if sketch is not None and place is not None:
-                    rows = sketch.rows.narrow(1, place, gradient.numel()).unbind()
-                    place += gradient.numel()
-                yield Stretch(params, buffer, gradient, rows, group, rate)
+            sizes = [gradient.numel() for _, gradient, _ in pieces]
+            blocks: Sequence[Sequence[Tensor]] = [()] * len(pieces)
+            roots: Sequence[float | Tensor] = [rate] * len(pieces)
+            if sketch is not None and place is not None:
+                blocks = [block.unbind() for block in sketch.rows.narrow(1, place, sum(sizes)).split(sizes, dim=1)]
+                if group["metric"] is not None:
+                    entries = flattened([group["metric"].denominator(state[p]) for p in run]).to(sketch.rows.dtype)
+                    roots = entries.rsqrt().mul_(rate).split(sizes)
+            for (params, gradient, averages), rows, root in zip(pieces, blocks, roots, strict=True):
+                yield Stretch(params, averages, gradient, rows, group, root)
 
 
-def momentum_buffer(state: dict[str, Any], param: Tensor) -> Tensor:
-    """Return the parameter's momentum buffer, zero at first."""
-    if "momentum_buffer" not in state:
-        state["momentum_buffer"] = torch.zeros_like(param)
-    buffer: Tensor = state["momentum_buffer"]
+def averaged_gradient(own: dict[str, Any], param: Tensor, group: Mapping[str, Any]) -> Tensor | None:
+    """Return the parameter's momentum buffer, zero at first, or Adam's running mean; None without momentum."""
+    if group["metric"] is not None:
+        buffer: Tensor = own["exp_avg"]
+        return buffer
+    if group["momentum"] == 0:
+        return None
+    if "momentum_buffer" not in own:
+        own["momentum_buffer"] = torch.zeros_like(param)
+    buffer = own["momentum_buffer"]
     return buffer
 
 

@@ -22,7 +22,7 @@ def params(size: int = 3, **settings) -> list[Tensor]:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"rank": True}, r"rank must be a nonnegative whole number, got True"),
+        ({"rank": True}, r'rank must be a nonnegative whole number or "auto", got True'),
         ({"refresh_every": True}, r"refresh_every must be .*, got True"),
         ({"lr": float("inf")}, r"lr must be .*, got inf"),
         ({"lr": torch.tensor(torch.inf)}, r"lr must be .*, got tensor\(inf\)"),

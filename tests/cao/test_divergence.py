@@ -40,7 +40,7 @@ def test_a_rate_beyond_the_edge_outside_the_sketch_warns_once_with_the_figure_an
     settings, rate_of_complement
 ):
     model, loss, values = regression()
-    optimizer = CAO(model.parameters(), **settings, **EXACT)
+    optimizer = CAO.paper(model.parameters(), **settings, **EXACT)
     smallest = float(values[settings.get("rank", 1) - 1])
     figure = rate_of_complement * smallest
     assert figure > 2 * (1 + settings.get("momentum", 0.0))
@@ -55,11 +55,11 @@ def test_a_rate_beyond_the_edge_in_a_captured_direction_warns():
     model, loss, values = regression()
     figure = 2.5 * float(values[0] / (values[0] + 10.0 * values[0]))
     assert figure < 2
-    quiet = CAO(model.parameters(), 2.5, damping=10.0 * float(values[0]), **EXACT)
+    quiet = CAO.paper(model.parameters(), 2.5, damping=10.0 * float(values[0]), **EXACT)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         quiet.refresh(loss())
-    loud = CAO(model.parameters(), 2.5, damping=float(values[0]) / 10, **EXACT)
+    loud = CAO.paper(model.parameters(), 2.5, damping=float(values[0]) / 10, **EXACT)
     with pytest.warns(UserWarning, match=r"(lr|damping)"):
         loud.refresh(loss())
 
@@ -75,7 +75,7 @@ def test_a_rate_beyond_the_edge_in_a_captured_direction_warns():
 )
 def test_rates_within_the_edge_are_silent_and_converge(settings):
     model, loss, _ = regression()
-    optimizer = CAO(model.parameters(), **settings, **EXACT)
+    optimizer = CAO.paper(model.parameters(), **settings, **EXACT)
     before = loss().item()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -92,7 +92,7 @@ def digits_problem() -> tuple[nn.Module, Tensor, Callable[[Tensor], Tensor]]:
 
 def losses_with_automatic_damping(rank: int, kind: str, **settings) -> list[float]:
     model, images, loss_of_outputs = digits_problem()
-    optimizer = CAO(model.parameters(), 1.0, rank=rank, refresh_every=10, damping="auto", **settings)
+    optimizer = CAO.paper(model.parameters(), 1.0, rank=rank, refresh_every=10, damping="auto", **settings)
     losses = []
     for _ in range(40):
         loss = loss_of_outputs(model(images))
@@ -123,7 +123,7 @@ def test_automatic_damping_with_gauss_newton_does_not_diverge(rank):
 def test_automatic_damping_solves_a_singular_problem_with_weight_decay(solver):
     problem = Quadratic((4.0, 1.0, 0.0, 0.0, 0.0, 0.0))
     expected = torch.linalg.solve(problem.matrix + 1e-3 * torch.eye(6, dtype=torch.float64), -problem.slope)
-    optimizer = CAO(problem.params, 1.0, rank=3, damping="auto", weight_decay=1e-3, refresh_every=5, **solver)
+    optimizer = CAO.paper(problem.params, 1.0, rank=3, damping="auto", weight_decay=1e-3, refresh_every=5, **solver)
     torch.testing.assert_close(descend(problem, optimizer, 30), expected, rtol=1e-4, atol=1e-3)
 
 
@@ -131,7 +131,7 @@ def test_automatic_damping_solves_a_singular_problem_in_float32():
     generator = torch.Generator().manual_seed(1)
     inputs = torch.randn(2, 6, generator=generator)
     theta = torch.zeros(6, requires_grad=True)
-    optimizer = CAO([theta], 1.0, rank=3, damping="auto", refresh_every=5)
+    optimizer = CAO.paper([theta], 1.0, rank=3, damping="auto", refresh_every=5)
     for _ in range(30):
         step_on((inputs @ theta - torch.tensor([1.0, -2.0])).square().sum(), optimizer)
     expected = torch.linalg.pinv(inputs) @ torch.tensor([1.0, -2.0])

@@ -84,14 +84,14 @@ sources = pytest.mark.parametrize("kind", SOURCES)
 @pytest.mark.parametrize(("warmup", "expected"), [(0, [0, 4, 8]), (3, [3, 7, 11])])
 def test_refreshes_come_first_after_the_warm_up_and_then_at_their_interval(warmup, expected):
     problem = Quadratic()
-    optimizer = CAO(problem.params, 1e-3, refresh_every=4, warmup_steps=warmup)
+    optimizer = CAO.paper(problem.params, 1e-3, refresh_every=4, warmup_steps=warmup)
     assert refresh_steps(optimizer, problem, 12) == expected
     assert optimizer.counters.refreshes == 3
 
 
 def test_rank_0_never_refreshes():
     problem = Quadratic()
-    optimizer = CAO(problem.params, 1e-3, rank=0, refresh_every=1)
+    optimizer = CAO.paper(problem.params, 1e-3, rank=0, refresh_every=1)
     assert refresh_steps(optimizer, problem, 3) == []
     optimizer.refresh(problem.loss())
     assert optimizer.sketch is None
@@ -99,7 +99,7 @@ def test_rank_0_never_refreshes():
 
 def test_a_refresh_happens_once_a_step_under_gradient_accumulation():
     problem = Quadratic()
-    optimizer = CAO(problem.params, 1e-3, refresh_every=1)
+    optimizer = CAO.paper(problem.params, 1e-3, refresh_every=1)
     for _ in range(3):
         assert optimizer.is_refresh_due
         answers = [optimizer.refresh_if_due(problem.loss()) for _ in range(4)]
@@ -110,7 +110,7 @@ def test_a_refresh_happens_once_a_step_under_gradient_accumulation():
 
 def test_a_skipped_step_does_not_bring_another_refresh():
     problem = Quadratic()
-    optimizer = CAO(problem.params, 1e-3, refresh_every=1)
+    optimizer = CAO.paper(problem.params, 1e-3, refresh_every=1)
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
     answers = []
     for factor in (1.0, torch.inf, 1.0):
@@ -127,7 +127,7 @@ def test_a_skipped_step_does_not_bring_another_refresh():
 @sources
 def test_a_refresh_touches_no_gradient_parameter_buffer_mode_or_random_stream(kind):
     model, data = noisy_network(), batch()
-    optimizer = CAO(model.parameters(), 0.1, rank=2)
+    optimizer = CAO.paper(model.parameters(), 0.1, rank=2)
     loss = loss_of(model, data)
     loss.backward(retain_graph=True)
     before = (everything_in(model), streams())
@@ -143,7 +143,7 @@ def test_a_refresh_may_stand_between_a_forward_and_its_backward(kind):
         torch.manual_seed(5)
         loss = loss_of(model, data)
         if is_refreshed:
-            CAO(model.parameters(), 0.1, rank=2).refresh(source_of(kind, model, data, loss))
+            CAO.paper(model.parameters(), 0.1, rank=2).refresh(source_of(kind, model, data, loss))
         loss.backward()
         gradients.append(flat([p.grad for p in model.parameters()]))
     assert torch.equal(*gradients)
@@ -152,7 +152,7 @@ def test_a_refresh_may_stand_between_a_forward_and_its_backward(kind):
 def test_a_refresh_may_stand_between_a_forward_in_evaluation_mode_and_its_backward():
     model, data = noisy_network().eval(), batch()
     loss = loss_of(model, data)
-    CAO(model.parameters(), 0.1, rank=2).refresh(lambda: loss_of(model.train(), data))
+    CAO.paper(model.parameters(), 0.1, rank=2).refresh(lambda: loss_of(model.train(), data))
     loss.backward()
 
 
@@ -160,7 +160,7 @@ def test_a_refresh_may_stand_between_a_forward_in_evaluation_mode_and_its_backwa
 def test_a_refresh_works_where_gradients_are_disabled(kind):
     model, data = smooth_network(), batch()
     loss = loss_of(model, data)
-    optimizers = [CAO(model.parameters(), 0.1, rank=2) for _ in range(2)]
+    optimizers = [CAO.paper(model.parameters(), 0.1, rank=2) for _ in range(2)]
     optimizers[0].refresh(source_of(kind, model, data, loss))
     with torch.no_grad():
         optimizers[1].refresh(source_of(kind, model, data, loss))
@@ -174,7 +174,7 @@ def test_random_numbers_drawn_by_a_source_leave_all_streams_alone():
         return problem.loss() * (1 + torch.rand(()) + random.random() + numpy.random.rand())
 
     before = streams()
-    CAO(problem.params, 0.1, rank=2).refresh(noisy_loss)
+    CAO.paper(problem.params, 0.1, rank=2).refresh(noisy_loss)
     assert streams() == before
 
 
@@ -188,7 +188,7 @@ def test_each_part_sees_its_own_dropout_mask_and_the_same_one_in_every_sweep():
             masks.append(tuple(mask.tolist()))
             yield (mask * torch.cat(problem.params)).square().sum()
 
-    CAO(problem.params, 0.1, rank=2, power_iterations=3).refresh(parts)
+    CAO.paper(problem.params, 0.1, rank=2, power_iterations=3).refresh(parts)
     assert len(masks) == 8
     assert masks[0] != masks[1]
     assert masks == masks[:2] * 4
@@ -197,7 +197,7 @@ def test_each_part_sees_its_own_dropout_mask_and_the_same_one_in_every_sweep():
 @pytest.mark.parametrize("kind", ["loss", "function", "parts"])
 def test_the_sketch_is_that_of_the_dense_hessian(kind):
     model, data = smooth_network(), batch()
-    optimizer = CAO(model.parameters(), 0.1, rank=3, eigensolver="lanczos", power_iterations=30)
+    optimizer = CAO.paper(model.parameters(), 0.1, rank=3, eigensolver="lanczos", power_iterations=30)
     optimizer.refresh(source_of(kind, model, data, loss_of(model, data)))
     values, vectors = top_sketch(dense_hessian(model, data), 3)
     ours = optimizer.sketch.vectors
@@ -207,7 +207,7 @@ def test_the_sketch_is_that_of_the_dense_hessian(kind):
 
 def test_residuals_are_stored_beside_the_values():
     problem = Quadratic()
-    optimizer = CAO(problem.params, 0.1, rank=2, power_iterations=2)
+    optimizer = CAO.paper(problem.params, 0.1, rank=2, power_iterations=2)
     optimizer.refresh(problem.loss())
     vectors = optimizer.sketch.vectors
     values = torch.tensor(optimizer.sketch.values, dtype=torch.float64)
@@ -220,7 +220,7 @@ def test_a_warm_start_refines_the_last_subspace_and_a_cold_one_draws_anew():
     residuals = {}
     for warm_start in (True, False):
         problem = Quadratic()
-        optimizer = CAO(problem.params, 0.1, rank=2, power_iterations=2, warm_start=warm_start)
+        optimizer = CAO.paper(problem.params, 0.1, rank=2, power_iterations=2, warm_start=warm_start)
         for _ in range(6):
             optimizer.refresh(problem.loss())
         residuals[warm_start] = max(optimizer.sketch.residuals)
@@ -229,7 +229,7 @@ def test_a_warm_start_refines_the_last_subspace_and_a_cold_one_draws_anew():
 
 def test_a_warm_start_leaves_a_direction_without_curvature():
     param = torch.ones(3, requires_grad=True)
-    optimizer = CAO([param], 0.1)
+    optimizer = CAO.paper([param], 0.1)
     optimizer.refresh(param.sum())
     assert optimizer.sketch.values == [0.0]
     optimizer.refresh((param * torch.tensor([0.0, 1.0, 3.0])).square().sum() / 2)
@@ -238,7 +238,7 @@ def test_a_warm_start_leaves_a_direction_without_curvature():
 
 def test_a_warm_start_leaves_directions_of_parameters_that_are_frozen_now():
     head, body = torch.ones(2, requires_grad=True), torch.ones(3, requires_grad=True)
-    optimizer = CAO([head, body], 0.1)
+    optimizer = CAO.paper([head, body], 0.1)
     body.requires_grad_(False)
     optimizer.refresh(head.square().sum())
     head.requires_grad_(False)
@@ -250,9 +250,9 @@ def test_a_warm_start_leaves_directions_of_parameters_that_are_frozen_now():
 @pytest.mark.parametrize("rank", [1, 3])
 def test_the_rank_may_be_set_anew_in_the_middle(rank):
     problem = Quadratic()
-    optimizer = CAO(problem.params, 1e-3, rank=2, power_iterations=60)
+    optimizer = CAO.paper(problem.params, 1e-3, rank=2, power_iterations=60)
     descend(problem, optimizer, 1)
-    resumed = CAO(problem.params, 1e-3, rank=2)
+    resumed = CAO.paper(problem.params, 1e-3, rank=2)
     resumed.load_state_dict(optimizer.state_dict())
     resumed.param_groups[0]["rank"] = rank
     descend(problem, resumed, 1)
@@ -264,7 +264,7 @@ def test_cold_starts_differ_from_refresh_to_refresh_and_by_seed():
     sketches = []
     for seed in (0, 1):
         problem = Quadratic()
-        optimizer = CAO(problem.params, 0.1, power_iterations=1, warm_start=False, seed=seed)
+        optimizer = CAO.paper(problem.params, 0.1, power_iterations=1, warm_start=False, seed=seed)
         for _ in range(2):
             optimizer.refresh(problem.loss())
             sketches.append(optimizer.sketch.values[0])
@@ -274,7 +274,7 @@ def test_cold_starts_differ_from_refresh_to_refresh_and_by_seed():
 def test_a_tolerance_stops_the_sweeps_and_is_kept():
     problem, counts = Quadratic(), []
     for tolerance in (None, 1e-3):
-        optimizer = CAO(problem.params, 0.1, rank=2, power_iterations=50, tolerance=tolerance)
+        optimizer = CAO.paper(problem.params, 0.1, rank=2, power_iterations=50, tolerance=tolerance)
         optimizer.refresh(problem.loss())
         counts.append(optimizer.counters.hessian_products)
     assert counts[1] < counts[0] == 2 * 51
@@ -284,7 +284,7 @@ def test_a_tolerance_stops_the_sweeps_and_is_kept():
 def test_products_and_indefinite_refreshes_are_counted():
     problem = Quadratic()
     operator = DenseOperator(problem.matrix, problem.params)
-    optimizer = CAO(problem.params, 1e-4, rank=2, refresh_every=2, power_iterations=4, damping=0.1)
+    optimizer = CAO.paper(problem.params, 1e-4, rank=2, refresh_every=2, power_iterations=4, damping=0.1)
     for _ in range(4):
         optimizer.refresh_if_due(operator)
         problem.loss().backward()
@@ -295,7 +295,7 @@ def test_products_and_indefinite_refreshes_are_counted():
 
 def test_the_sketch_tells_the_step_and_the_damping_it_was_taken_with():
     problem = Quadratic()
-    optimizer = CAO(problem.params, 1e-3, rank=6, refresh_every=2, damping=0.3)
+    optimizer = CAO.paper(problem.params, 1e-3, rank=6, refresh_every=2, damping=0.3)
     descend(problem, optimizer, 4)
     assert (optimizer.sketch.step, optimizer.sketch.damping) == (2, 0.3)
     assert sorted(optimizer.sketch.values) == pytest.approx(torch.linalg.eigvalsh(problem.matrix).tolist())
@@ -305,7 +305,7 @@ def test_an_operator_over_the_same_parameters_in_another_order_is_reordered():
     problem = Quadratic(sizes=(1, 2, 3))
     order = torch.tensor([3, 4, 5, 0, 1, 2])
     operator = DenseOperator(problem.matrix[order][:, order], [problem.params[i] for i in (2, 0, 1)])
-    optimizer = CAO(problem.params, 0.1, rank=6, damping=0.5)
+    optimizer = CAO.paper(problem.params, 0.1, rank=6, damping=0.5)
     optimizer.refresh(operator)
     expected = problem.theta - 0.1 * dense_preconditioner(problem.matrix, 6, 0.5) @ problem.gradient(problem.theta)
     torch.testing.assert_close(descend(problem, optimizer, 1), expected, rtol=1e-10, atol=1e-12)
@@ -316,13 +316,13 @@ def test_an_operator_over_another_set_of_parameters_is_refused(change):
     problem = Quadratic(sizes=(1, 2, 3))
     operator = DenseOperator(problem.matrix, change(problem.params))
     with pytest.raises(ValueError, match="exactly the optimizer's trainable parameters"):
-        CAO(problem.params, 0.1).refresh(operator)
+        CAO.paper(problem.params, 0.1).refresh(operator)
 
 
 def test_an_operator_is_evaluated_only_when_a_refresh_is_due():
     problem = Quadratic()
     operator = DenseOperator(problem.matrix, problem.params)
-    optimizer = CAO(problem.params, 1e-3, refresh_every=3, power_iterations=0)
+    optimizer = CAO.paper(problem.params, 1e-3, refresh_every=3, power_iterations=0)
     products = []
     for _ in range(4):
         optimizer.refresh_if_due(operator)
@@ -337,7 +337,7 @@ def test_operators_of_the_library_are_sources(build):
     model, data = smooth_network(), batch()
     params = list(model.parameters())
     operators = [Hessian(partial(loss_of, model, (x, y)), params) for x, y in ((data[0], data[1]),) * 2]
-    optimizer = CAO(params, 0.1, rank=26)
+    optimizer = CAO.paper(params, 0.1, rank=26)
     optimizer.refresh(build(operators))
     assert sorted(optimizer.sketch.values) == pytest.approx(
         torch.linalg.eigvalsh(dense_hessian(model, data)).tolist(), abs=1e-10
@@ -346,7 +346,7 @@ def test_operators_of_the_library_are_sources(build):
 
 def test_gauss_newton_curvature_is_positive_semidefinite_and_its_refreshes_never_indefinite():
     model, data = noisy_network(), batch()
-    optimizer = CAO(model.parameters(), 0.1, rank=5, damping=1e-6)
+    optimizer = CAO.paper(model.parameters(), 0.1, rank=5, damping=1e-6)
     optimizer.refresh(source_of("gauss-newton", model, data, torch.ones(())))
     assert min(optimizer.sketch.values) > -1e-12
     assert optimizer.counters.indefinite_refreshes == 0
@@ -355,7 +355,7 @@ def test_gauss_newton_curvature_is_positive_semidefinite_and_its_refreshes_never
 def test_ready_pairs_are_copied():
     problem = Quadratic()
     vectors = torch.eye(6, dtype=torch.float64)[:, :1].clone()
-    optimizer = CAO(problem.params, 0.1)
+    optimizer = CAO.paper(problem.params, 0.1)
     optimizer.refresh(Eigenpairs(torch.tensor([3.0]), vectors, torch.tensor([0.5])))
     vectors.zero_()
     assert optimizer.sketch.vectors[:, 0].tolist() == [1.0, 0, 0, 0, 0, 0]
@@ -366,38 +366,38 @@ def test_ready_pairs_of_another_size_are_refused():
     problem = Quadratic()
     pairs = Eigenpairs(torch.ones(2), torch.eye(6)[:, :2], torch.zeros(2))
     with pytest.raises(ValueError, match=r"shape \(6, 1\), got \(6, 2\)"):
-        CAO(problem.params, 0.1).refresh(pairs)
+        CAO.paper(problem.params, 0.1).refresh(pairs)
 
 
 def test_ready_pairs_with_more_values_than_vectors_are_refused():
     pairs = Eigenpairs(torch.ones(1), torch.eye(6)[:, :1], torch.zeros(1))
     object.__setattr__(pairs, "values", torch.ones(2))  # Only here are shapes checked when pairs are made.
     with pytest.raises(ValueError, match=r"values of shape \(1,\), got \(2,\)"):
-        CAO(Quadratic().params, 0.1).refresh(pairs)
+        CAO.paper(Quadratic().params, 0.1).refresh(pairs)
 
 
 def test_ready_pairs_must_be_orthonormal():
     pairs = Eigenpairs(torch.ones(1), 10 * torch.eye(6)[:, :1], torch.zeros(1))
     with pytest.raises(ValueError, match=r"orthonormal vectors, got VᵀV off by 99; torch.linalg.qr"):
-        CAO(Quadratic().params, 0.1).refresh(pairs)
+        CAO.paper(Quadratic().params, 0.1).refresh(pairs)
 
 
 def test_a_generator_object_is_refused_because_it_can_be_read_only_once():
     problem = Quadratic()
     with pytest.raises(ValueError, match="got generator; pass a generator function itself"):
-        CAO(problem.params, 0.1).refresh(problem.loss() for _ in range(3))
+        CAO.paper(problem.params, 0.1).refresh(problem.loss() for _ in range(3))
 
 
 def test_a_function_that_returns_a_used_up_generator_is_refused():
     problem = Quadratic()
     losses = (problem.loss() for _ in range(3))
     with pytest.raises(ValueError, match="let each call return a new generator"):
-        CAO(problem.params, 0.1).refresh(lambda: losses)
+        CAO.paper(problem.params, 0.1).refresh(lambda: losses)
 
 
 def test_a_refused_source_leaves_the_refresh_due():
     problem = Quadratic()
-    optimizer = CAO(problem.params, 0.1)
+    optimizer = CAO.paper(problem.params, 0.1)
     with pytest.raises(ValueError, match="no graph"):
         optimizer.refresh_if_due(problem.loss().detach())
     assert optimizer.refresh_if_due(problem.loss())
@@ -405,7 +405,7 @@ def test_a_refused_source_leaves_the_refresh_due():
 
 def test_step_without_a_refresh_names_the_missing_call():
     problem = Quadratic()
-    optimizer = CAO(problem.params, 0.1)
+    optimizer = CAO.paper(problem.params, 0.1)
     before = problem.theta
     problem.loss().backward()
     with pytest.raises(RuntimeError, match=r"refresh_if_due\(loss\) before loss.backward\(\)"):
@@ -415,7 +415,7 @@ def test_step_without_a_refresh_names_the_missing_call():
 
 def test_step_without_a_refresh_is_refused_as_soon_as_the_warm_up_is_over():
     problem = Quadratic()
-    optimizer = CAO(problem.params, 0.1, warmup_steps=2)
+    optimizer = CAO.paper(problem.params, 0.1, warmup_steps=2)
     problem.loss().backward()
     optimizer.step()
     optimizer.step()
@@ -425,7 +425,7 @@ def test_step_without_a_refresh_is_refused_as_soon_as_the_warm_up_is_over():
 
 def test_a_failed_first_refresh_takes_first_order_steps_and_is_due_again():
     problem = Quadratic()
-    optimizer = CAO(problem.params, 0.1, rank=2, damping=0.5, refresh_every=100)
+    optimizer = CAO.paper(problem.params, 0.1, rank=2, damping=0.5, refresh_every=100)
     with pytest.warns(UserWarning, match="non-finite and was discarded.*first-order steps"):
         optimizer.refresh_if_due(problem.loss() * torch.nan)
     expected = problem.theta - 0.1 * problem.gradient(problem.theta) / 0.5
@@ -439,7 +439,7 @@ def test_a_failed_first_refresh_takes_first_order_steps_and_is_due_again():
 
 def test_a_failed_later_refresh_keeps_the_last_good_sketch_until_the_next_interval():
     problem = Quadratic()
-    optimizer = CAO(problem.params, 1e-3, rank=2, refresh_every=2)
+    optimizer = CAO.paper(problem.params, 1e-3, rank=2, refresh_every=2)
     descend(problem, optimizer, 2)
     sketch, vectors = optimizer.sketch, optimizer.sketch.vectors
     with pytest.warns(UserWarning, match="the last good sketch"):
@@ -452,7 +452,7 @@ def test_a_failed_later_refresh_keeps_the_last_good_sketch_until_the_next_interv
 @pytest.mark.parametrize("eigensolver", ["subspace", "lanczos"])
 def test_failures_warn_once_and_are_all_counted(eigensolver):
     problem = Quadratic()
-    optimizer = CAO(problem.params, 1e-3, rank=2, eigensolver=eigensolver)
+    optimizer = CAO.paper(problem.params, 1e-3, rank=2, eigensolver=eigensolver)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for _ in range(3):
@@ -463,7 +463,7 @@ def test_failures_warn_once_and_are_all_counted(eigensolver):
 
 def test_an_overdue_sketch_warns_once_at_twice_the_interval():
     problem = Quadratic()
-    optimizer = CAO(problem.params, 1e-3, refresh_every=3)
+    optimizer = CAO.paper(problem.params, 1e-3, refresh_every=3)
     descend(problem, optimizer, 1)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -479,7 +479,7 @@ def test_a_sketch_renewed_on_time_never_warns():
     problem = Quadratic()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        descend(problem, CAO(problem.params, 1e-3, refresh_every=1), 5)
+        descend(problem, CAO.paper(problem.params, 1e-3, refresh_every=1), 5)
 
 
 def reentrant(function: Callable[..., Tensor], inputs: Tensor) -> Tensor:
@@ -501,7 +501,7 @@ WAYS_OUT = ("SDPBackend.MATH", "uncompiled model", "use_reentrant=False", "Gauss
 @pytest.mark.filterwarnings("ignore")
 def test_a_graph_without_second_derivatives_is_refused_with_the_ways_out(build):
     model, data = seeded(build, torch.float32), batch(4, 5, 3, dtype=torch.float32)
-    optimizer = CAO(model.parameters(), 0.1)
+    optimizer = CAO.paper(model.parameters(), 0.1)
     with pytest.raises(RuntimeError, match="no second derivative") as caught:
         optimizer.refresh_if_due(loss_of(model, data))
     assert all(way in str(caught.value) for way in WAYS_OUT)
@@ -511,13 +511,13 @@ def test_a_reentrant_checkpoint_is_refused_even_where_torch_would_drop_its_gradi
     layer, inputs = nn.Linear(3, 2).double(), batch()[0].requires_grad_()
     loss = reentrant(lambda rows: layer(rows).tanh(), inputs).square().sum()
     with pytest.raises(RuntimeError, match="use_reentrant=False"):
-        CAO(layer.parameters(), 0.1).refresh(loss)
+        CAO.paper(layer.parameters(), 0.1).refresh(loss)
 
 
 @pytest.mark.parametrize("way_out", ["function", "math kernel", "gauss-newton"])
 def test_the_ways_out_work_on_a_transformer(way_out):
     model, data = seeded(Attention), batch(4, 5, 3)
-    optimizer = CAO(model.parameters(), 0.1, power_iterations=20)
+    optimizer = CAO.paper(model.parameters(), 0.1, power_iterations=20)
     with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
         expected, _ = top_sketch(dense_hessian(model, data), 1)
         loss = loss_of(model, data)
@@ -530,7 +530,7 @@ def test_the_ways_out_work_on_a_transformer(way_out):
 def test_the_uncompiled_model_in_a_function_serves_a_compiled_one():
     model, data = smooth_network(), batch()
     compiled = torch.compile(model, backend="aot_eager")
-    optimizer = CAO(compiled.parameters(), 0.1, rank=26)
+    optimizer = CAO.paper(compiled.parameters(), 0.1, rank=26)
     loss = loss_of(compiled, data)
     optimizer.refresh_if_due(lambda: loss_of(model, data))
     loss.backward()
@@ -546,7 +546,7 @@ def test_a_compiled_model_is_run_uncompiled_in_a_refresh(kind):
     loss_of(compiled, data).backward()
     values = []
     for network in (compiled, model):
-        optimizer = CAO(model.parameters(), 0.1, rank=3)
+        optimizer = CAO.paper(model.parameters(), 0.1, rank=3)
         optimizer.refresh(source_of(kind, network, data, None))
         values.append(optimizer.sketch.values)
     assert values[0] == values[1]
@@ -564,7 +564,7 @@ def peak_bytes(run: Callable[[], object]) -> int:
 
 def test_4096_samples_in_parts_need_the_memory_of_32():
     model = seeded(lambda: nn.Sequential(nn.Linear(3, 64), nn.Tanh(), nn.Linear(64, 2)), torch.float32)
-    optimizer = CAO(model.parameters(), 0.1, power_iterations=1)
+    optimizer = CAO.paper(model.parameters(), 0.1, power_iterations=1)
     data = batch(4096, dtype=torch.float32)
     small = peak_bytes(lambda: optimizer.refresh(lambda: losses_of_parts(model, (data[0][:32], data[1][:32]), 32)))
     in_parts = peak_bytes(lambda: optimizer.refresh(lambda: losses_of_parts(model, data, 32)))
@@ -578,7 +578,7 @@ def test_a_refresh_leaves_no_reference_cycle_behind():
     gc.disable()
     try:
         model, data = smooth_network(), batch()
-        optimizer = CAO(model.parameters(), 0.1, rank=2)
+        optimizer = CAO.paper(model.parameters(), 0.1, rank=2)
         loss = loss_of(model, data)
         optimizer.refresh(loss)
         graph = weakref.ref(loss)
@@ -593,7 +593,7 @@ def test_a_refresh_in_float32_agrees_with_one_in_float64():
     values = []
     for dtype in (torch.float32, torch.float64):
         model = smooth_network(dtype)
-        optimizer = CAO(model.parameters(), 0.1, power_iterations=30)
+        optimizer = CAO.paper(model.parameters(), 0.1, power_iterations=30)
         optimizer.refresh(loss_of(model, batch(dtype=dtype)))
         values.append(optimizer.sketch.values[0])
     assert values[0] == pytest.approx(values[1], rel=1e-5)

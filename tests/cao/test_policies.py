@@ -1,4 +1,5 @@
 import io
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
@@ -6,7 +7,8 @@ import torch
 from small_models import Quadratic, descend
 
 from cao import CAO, Every, Fixed, FromSpectrum, Lanczos, SubspaceIteration
-from cao.policies import plain, restored
+from cao.policies.refresh import Look, Track
+from cao.policies.shorthands import plain, restored
 
 
 @pytest.mark.parametrize(
@@ -23,34 +25,40 @@ def test_a_shorthand_takes_the_steps_of_what_it_stands_for(shorthand, values):
     ends = []
     for settings in (shorthand, values):
         problem = Quadratic()
-        ends.append(descend(problem, CAO(problem.params, 0.02, rank=2, **settings), 5))
+        ends.append(descend(problem, CAO.paper(problem.params, 0.02, rank=2, **settings), 5))
     assert torch.equal(*ends)
 
 
 def test_policies_are_saved_as_plain_data_and_come_back():
     problem, other = Quadratic(), Quadratic()
     settings = {"damping": FromSpectrum(products=2), "refresh_every": Every(3), "eigensolver": Lanczos(2)}
-    optimizer = CAO(problem.params, 0.1, rank=2, **settings)
+    optimizer = CAO.paper(problem.params, 0.1, rank=2, **settings)
     descend(problem, optimizer, 2)
     file = io.BytesIO()
     torch.save(optimizer.state_dict(), file)
     file.seek(0)
-    resumed = CAO(other.params, 0.5)
+    resumed = CAO.paper(other.params, 0.5)
     resumed.load_state_dict(torch.load(file, weights_only=True))
     assert {name: resumed.param_groups[0][name] for name in settings} == settings
 
 
 @dataclass(frozen=True)
 class Late:
-    """A rule of a user's own: refresh at every third step from the tenth on."""
+    """A rule of a user's own: refresh at every third step."""
 
-    def is_due(self, age: int) -> bool:
-        return age >= 3
+    def is_due(self, track: Track) -> bool:
+        return track.age >= 3
+
+    def wants_refresh(self, track: Track, look: Callable[[], Look]) -> bool:
+        return True
+
+    def is_overdue(self, track: Track) -> bool:
+        return False
 
 
 def test_a_rule_of_a_users_own_needs_no_change_to_the_library():
     problem = Quadratic()
-    optimizer = CAO(problem.params, 1e-3, refresh_every=Late())
+    optimizer = CAO.paper(problem.params, 1e-3, refresh_every=Late())
     descend(problem, optimizer, 9)
     assert optimizer.counters.refreshes == 3
 
@@ -68,6 +76,6 @@ def test_automatic_damping_measures_the_curvature_that_the_sketch_has_missed(ran
     exact = solve(matrix, torch.ones(6, rank, dtype=torch.float64) + torch.eye(6, rank, dtype=torch.float64))
     wrong = torch.eye(6, dtype=torch.float64)[:, -rank:]
     pairs = type(exact)(torch.full((rank,), 1e-3).double(), wrong, torch.zeros(rank).double())
-    damping, products = FromSpectrum(products=5).at_refresh(pairs, matrix, weight_decay=0.5)
+    damping, products = FromSpectrum(products=5).at_refresh(pairs, rank, matrix, weight_decay=0.5)
     assert damping == pytest.approx(9.5, rel=0.05)
     assert 1 <= products <= 5

@@ -83,12 +83,12 @@ def test_a_function_marked_once_differentiable_is_refused_by_name(after, is_func
         return after(Fourth.apply(theta)) + theta.square().sum() / 2
 
     with pytest.raises(RuntimeError, match=r"no second derivative \(FourthBackward is marked @once_diff.*GaussNewton"):
-        CAO([theta], 0.1).refresh(loss if is_function else loss())
+        CAO.paper([theta], 0.1).refresh(loss if is_function else loss())
 
 
 def test_a_layer_that_leads_to_no_parameter_of_ours_is_no_obstacle():
     ours, theirs = torch.ones(2, dtype=torch.float64).requires_grad_(), torch.ones(2).requires_grad_()
-    optimizer = CAO([ours], 0.1)
+    optimizer = CAO.paper([ours], 0.1)
     optimizer.refresh((ours * Fourth.apply(theirs)).square().sum())
     assert optimizer.sketch.values == pytest.approx([2.0])
 
@@ -99,7 +99,7 @@ def test_a_layer_that_leads_to_no_parameter_of_ours_is_no_obstacle():
 def test_weight_normalisation_is_refused_because_torch_differentiates_it_wrongly(wrap, dim):
     model, data = wrap(seeded(lambda: nn.Linear(3, 2)), dim=dim), batch()
     with pytest.raises(RuntimeError, match=r"weight_norm takes the norm for a constant.*GaussNewton"):
-        CAO(model.parameters(), 0.1).refresh(loss_of(model, data))
+        CAO.paper(model.parameters(), 0.1).refresh(loss_of(model, data))
 
 
 @pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning")
@@ -186,7 +186,7 @@ def test_two_blocks_in_a_row_tell_a_true_hessian_from_a_broken_one(width):
 @pytest.mark.parametrize("eigensolver", ["subspace", "lanczos"])
 def test_a_hessian_that_is_not_symmetric_warns_once_with_the_figure_and_names_gauss_newton(rank, eigensolver):
     model, data = network(Kernel.apply), batch()
-    optimizer = CAO(model.parameters(), 0.1, rank=rank, eigensolver=eigensolver)
+    optimizer = CAO.paper(model.parameters(), 0.1, rank=rank, eigensolver=eigensolver)
     with pytest.warns(UserWarning, match=r"symmetric.*0\.\d+.*GaussNewton"):
         optimizer.refresh(loss_of(model, data))
     with warnings.catch_warnings():
@@ -200,7 +200,7 @@ def test_a_true_hessian_never_warns(rank, dtype):
     model, data = smooth_network(dtype), batch(dtype=dtype)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        CAO(model.parameters(), 0.1, rank=rank).refresh(loss_of(model, data))
+        CAO.paper(model.parameters(), 0.1, rank=rank).refresh(loss_of(model, data))
 
 
 def test_a_backward_pass_that_detaches_what_it_saved_costs_the_hessian_a_symmetric_part():

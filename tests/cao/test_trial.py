@@ -22,7 +22,7 @@ def losses_on_digits(rank: int, kind: str, steps: int, **settings) -> list[float
     torch.manual_seed(0)
     inputs, labels = digits()
     model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
-    optimizer = CAO(model.parameters(), 1.0, rank=rank, damping="auto", **settings)
+    optimizer = CAO.paper(model.parameters(), 1.0, rank=rank, damping="auto", **settings)
     losses = []
     for _ in range(steps):
         loss = cross_entropy(model(inputs), labels)
@@ -52,7 +52,7 @@ def test_automatic_damping_survives_a_sketch_that_is_never_renewed():
 
 def test_automatic_damping_survives_a_singular_hessian_with_weight_decay():
     param = torch.ones(6, dtype=torch.float64, requires_grad=True)
-    optimizer = CAO([param], 1.0, rank=4, damping="auto", weight_decay=1e-3, refresh_every=1)
+    optimizer = CAO.paper([param], 1.0, rank=4, damping="auto", weight_decay=1e-3, refresh_every=1)
     for _ in range(60):
         step_on(param[:2].square().sum(), optimizer)
     # The minimum of θ₁² + θ₂² + ½·10⁻³‖θ‖² is zero; the flat directions shrink by weight decay alone.
@@ -66,7 +66,7 @@ def steep(param: Tensor) -> Tensor:
 
 def at_the_curvature_of_zero(**settings) -> tuple[Tensor, CAO]:
     param = torch.ones(1, dtype=torch.float64, requires_grad=True)
-    optimizer = CAO([param], 1.0, damping="auto", refresh_every=10_000, **settings)
+    optimizer = CAO.paper([param], 1.0, damping="auto", refresh_every=10_000, **settings)
     one = torch.ones(1, dtype=torch.float64)
     optimizer.refresh(Eigenpairs(one * 1e-3, one.reshape(1, 1), 0 * one))
     return param, optimizer
@@ -108,7 +108,7 @@ def test_trials_are_part_of_the_state():
         if is_resumed:
             saved = optimizer.state_dict()
             param = param.detach().clone().requires_grad_()
-            optimizer = CAO([param], 1.0)
+            optimizer = CAO.paper([param], 1.0)
             optimizer.load_state_dict(saved)
         for _ in range(5):
             step_on(steep(param), optimizer)

@@ -1,0 +1,159 @@
+"""When the sketch is renewed: rules as values, and what they have seen so far."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+# What a product with the Hessian costs, in gradients; 2 to 4.4 were measured (docs/performance.md).
+PRICE = 4.0
+# What may be spent beyond a budget, in gradients: a few sketches, for the start and to find out what is noise.
+CREDIT = 200.0
+
+
+@dataclass
+class Track:
+    """What a refresh rule goes by: plain numbers, which are saved with the optimizer."""
+
+    steps: int = 0
+    attempted_at: int = -1
+    """The step of the last attempt to refresh."""
+    looked_at: int = -1
+    """The step of the last look at the curvature, a refresh included."""
+    captured: int = 0
+    """Directions of the sketch that steps make use of."""
+    later_products: int = 0
+    """Products since the first refresh."""
+    interval: int = 0
+    """Steps to the next look, as a rule has set it; 0 before it has."""
+    first_looks: int = 0
+    """Looks one step after a refresh, from which noise and spread are known."""
+    noise: float = 0.0
+    """How much the curvature of one batch differs from that of the next, as `Look.drift` measures it."""
+    spread: float = 0.0
+    """The relative variance of the curvature along a captured direction from batch to batch."""
+
+    @property
+    def age(self) -> int:
+        """Steps since the last attempt to refresh."""
+        return self.steps - self.attempted_at
+
+    @property
+    def is_first_look(self) -> bool:
+        """Whether nobody has looked at the curvature since the last attempt to refresh."""
+        return self.looked_at == self.attempted_at
+
+
+@dataclass(frozen=True)
+class Look:
+    """What one or two products tell about a sketch that is in use."""
+
+    drift: float
+    """‖Hq − Bq‖/‖Bq‖ for a random mix q of the captured vectors."""
+    change: float
+    """qᵀHq/qᵀBq − 1: how much the curvature there has grown."""
+    is_unstable: bool = False
+    """Whether the last step went, outside the sketch, along a curvature beyond the edge of stability."""
+    is_needed: bool = False
+    """Whether a direction that is only watched has become so sharp that it should be captured."""
+
+
+@runtime_checkable
+class Refresh(Protocol):
+    """When the sketch is renewed."""
+
+    def is_due(self, track: Track) -> bool:
+        """Whether to look at the curvature now, which may end in a refresh."""
+        ...
+
+    def wants_refresh(self, track: Track, look: Callable[[], Look]) -> bool:
+        """Whether to refresh now; a look costs one or two products."""
+        ...
+
+    def is_overdue(self, track: Track) -> bool:
+        """Whether a look has been due for so long that nobody seems to ask."""
+        ...
+
+
+@dataclass(frozen=True)
+class Every:
+    """A refresh at a fixed interval."""
+
+    steps: int
+
+    def is_due(self, track: Track) -> bool:
+        """Whether the interval has passed."""
+        return track.age >= self.steps
+
+    def wants_refresh(self, track: Track, look: Callable[[], Look]) -> bool:
+        """Refresh without a look."""
+        return True
+
+    def is_overdue(self, track: Track) -> bool:
+        """Whether the interval has passed twice."""
+        return track.age >= 2 * self.steps
+
+
+@dataclass(frozen=True)
+class OnDrift:
+    """A refresh when the sketch no longer fits the curvature, within a budget.
+
+    One product with a random mix of the captured vectors tells how far they have turned. The first look comes one step
+    after a refresh, when only the batch has changed: what it sees is noise. Later looks are held against that. They
+    come at longer intervals as long as they find nothing, or nothing but noise.
+    """
+
+    bound: float = 0.5
+    """The drift ‖Hq − Bq‖/‖Bq‖ that is too much."""
+    shortest: int = 1
+    """Steps between looks, at the least."""
+    longest: int = 400
+    """Steps between looks, and between refreshes, at the most, if the budget allows."""
+    budget: float = 0.05
+    """The share of the gradients' cost that may be spent on curvature, the first sketch not counted."""
+    exact_budget: float = 0.5
+    """The same where batches agree on the curvature, as full ones do."""
+
+    def is_due(self, track: Track) -> bool:
+        """Whether it is time to look again and the budget allows it."""
+        share = self.budget if self._is_noisy(track) else self.exact_budget
+        if track.later_products * PRICE > share * track.steps + CREDIT:
+            return False
+        wait = 1 if track.is_first_look else max(track.interval, self.shortest)
+        return track.steps - track.looked_at >= wait or track.age >= self.longest
+
+    def wants_refresh(self, track: Track, look: Callable[[], Look]) -> bool:
+        """Whether the sketch has turned, or is too old."""
+        is_first, is_stale = track.is_first_look, track.age >= self.longest
+        if not is_stale:
+            seen = look()
+            if is_first:
+                self._learn(track, seen)
+            # A direction that is only watched may turn.
+            has_turned = not is_first and track.captured > 0 and seen.drift > self.bound
+            is_stale = seen.is_unstable or seen.is_needed or has_turned
+        is_calm = not is_stale and track.captured == 0
+        if self._is_noisy(track) or not is_stale:
+            track.interval = min(max((4 if is_calm else 2) * track.interval, self.shortest), self.longest)
+        else:
+            track.interval = max(track.interval // 2, self.shortest)
+        return is_stale
+
+    def _is_noisy(self, track: Track) -> bool:
+        """Whether batches disagree on the curvature, or nobody knows yet."""
+        return track.first_looks == 0 or track.noise > self.bound
+
+    def _learn(self, track: Track, seen: Look) -> None:
+        """Learn from a first look what is noise.
+
+        A large step changes the curvature too, so the smallest drift seen counts, and may rise only slowly. The first
+        look of all, after the longest step, says nothing about the spread.
+        """
+        is_new = track.first_looks == 0
+        track.noise = seen.drift if is_new else min(seen.drift, 1.25 * track.noise)
+        squared = 0.0 if is_new else (track.spread + seen.change**2) / 2
+        track.spread = min(squared, track.noise**2)
+        track.first_looks += 1
+
+    def is_overdue(self, track: Track) -> bool:
+        """Whether nobody has looked for twice the longest interval."""
+        return track.steps - track.looked_at >= 2 * self.longest and self.is_due(track)

@@ -1,0 +1,94 @@
+"""How a new sketch is made, and how one in use is looked at: start columns, eigensolver, drift."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cao import advice
+from cao.flat import FlatParams
+from cao.linalg import Eigenpairs, generator_for, inner_products, random_columns
+from cao.operators import ParameterOperator, SymmetryProbe
+from cao.policies.shorthands import eigensolver_for, rank_policy
+from cao.sketch import Progress, Sketch
+
+Settings = Mapping[str, Any]
+
+
+def found_pairs(operator: ParameterOperator, settings: Settings, progress: Progress) -> Eigenpairs:
+    """Return new eigenpairs of the operator, started from the last ones; the first time, test its symmetry."""
+    storage, rank = FlatParams(operator.params), rank_policy(settings["rank"])
+    columns = min(rank.columns(progress.captured), storage.size)
+    iterations, tolerance = settings["power_iterations"], settings["tolerance"]
+    if settings["eigensolver"] is None:
+        solve = rank.solver(columns, iterations, tolerance)
+    else:
+        solve = eigensolver_for(settings["eigensolver"], iterations, tolerance)
+    probe = SymmetryProbe(operator)
+    # No name for the start columns: the solver overwrites them, and may drop them.
+    start = [start_columns(storage, columns, settings, progress)]
+    pairs = solve(operator if progress.attempts else probe, start.pop(), overwrite_start=True)
+    if progress.attempts == 0:
+        advice.warn_once("asymmetry", advice.on_asymmetry(probe.asymmetry), progress.has_warned)
+    return pairs
+
+
+def start_columns(storage: FlatParams, columns: int, settings: Settings, progress: Progress) -> Tensor:
+    """Return the last subspace, or random columns, drawn from the seed and the number of the refresh."""
+    generator = generator_for(storage.device, int(settings["seed"]), progress.attempts)
+    if settings["warm_start"] and progress.sketch is not None:
+        return progress.sketch.start(storage, columns, generator)
+    return random_columns(storage.size, columns, generator, storage.dtype)
+
+
+def given_pairs(pairs: Eigenpairs, scale: float, params: FlatParams, settings: Settings) -> Eigenpairs:
+    """Return ready eigenpairs over the parameters in storage order, checked."""
+    rank, storage = settings["rank"], FlatParams.in_storage_order(params.params)
+    check_eigenpairs(pairs, params.size, rank if isinstance(rank, int) else len(pairs.values))
+    vectors = params.reorder(pairs.vectors.detach(), storage).to(storage.device, storage.dtype)
+    return replace(pairs, values=pairs.values / scale, residuals=pairs.residuals / abs(scale), vectors=vectors)
+
+
+def check_eigenpairs(pairs: Eigenpairs, size: int, rank: int) -> None:
+    """Refuse ready eigenpairs of other shapes, or with vectors that are not orthonormal; let non-finite ones pass."""
+    for name, wanted in (("vectors", (size, rank)), ("values", (rank,)), ("residuals", (rank,))):
+        got = tuple(getattr(pairs, name).shape)
+        if got != wanted:
+            raise ValueError(f"Eigenpairs must have {name} of shape {wanted}, got {got}")
+    error = float((inner_products(pairs.vectors, pairs.vectors) - torch.eye(rank).to(pairs.vectors.device)).abs().max())
+    if error > 1e-3:
+        raise ValueError(
+            f"Eigenpairs must have orthonormal vectors, got VᵀV off by {error:.2g}; torch.linalg.qr makes them so"
+        )
+
+
+def curvature_seen(
+    operator: ParameterOperator, sketch: Sketch, settings: Settings, progress: Progress, last_step: Tensor | None
+) -> tuple[float, float, float]:
+    """Return the sketch's drift ‖Hq − Bq‖/‖Bq‖, its change qᵀHq/qᵀBq − 1, and the curvature along the last step.
+
+    q is a random mix of the captured vectors. Of the last step only the part outside the sketch counts; without one,
+    its curvature is 0. A sketch of other parameters has drifted without bound.
+    """
+    storage = FlatParams(operator.params)
+    if any(a is not b for a, b in zip(storage.params, sketch.storage.params, strict=False)):
+        return torch.inf, torch.inf, 0.0
+    generator = generator_for(storage.device, int(settings["seed"]), progress.attempts, progress.steps)
+    rows, values = sketch.rows, torch.tensor(sketch.values, dtype=torch.float64).to(sketch.rows)
+    mix = torch.randn(len(rows), generator=generator, device=rows.device, dtype=rows.dtype)
+    mix /= mix.norm()
+    columns = [mix @ rows]
+    if last_step is not None:
+        outside = last_step - (rows @ last_step) @ rows
+        if bool(outside.norm() > 0):
+            columns.append(outside / outside.norm())
+    image = (operator @ torch.stack(columns).T).detach().T
+    expected = (values * mix) @ rows
+    drift = (image[0] - expected).norm() / expected.norm()
+    change = (columns[0] @ image[0]) / (columns[0] @ expected) - 1
+    along = columns[-1] @ image[-1] if len(columns) > 1 else torch.zeros_like(change)
+    progress.count(len(columns))
+    numbers: list[float] = torch.stack([drift, change, along]).tolist()
+    return numbers[0], numbers[1], numbers[2]

@@ -1,0 +1,122 @@
+"""Refresh by drift: when the curvature has turned, not when a clock says so, and within a budget."""
+
+import copy
+import io
+
+import pytest
+import torch
+from small_models import Quadratic, batch, flat_params, smooth_network, train
+
+from cao import CAO, OnDrift
+from cao.policies.refresh import CREDIT, PRICE, Look, Track
+
+SHARP = (50.0, 20.0, 1.0, 0.5, 0.3, 0.1)
+
+
+def steps_with_refresh(problem: Quadratic, optimizer: CAO, steps: int) -> list[int]:
+    """Return the steps at which the sketch was renewed."""
+    refreshed = []
+    for step in range(steps):
+        optimizer.zero_grad()
+        loss = problem.loss()
+        if optimizer.refresh_if_due(loss):
+            refreshed.append(step)
+        loss.backward()
+        optimizer.step()
+    return refreshed
+
+
+def test_a_curvature_that_stays_is_looked_at_ever_more_rarely_and_not_sketched_again():
+    problem = Quadratic(SHARP)
+    optimizer = CAO(problem.params, 0.1, refresh_every=OnDrift(longest=100))
+    assert steps_with_refresh(problem, optimizer, 90) == [0]
+    assert optimizer.counters.looks == 7  # 1, 2, 4, 8, 16, 32, 64 steps after it.
+    products = optimizer.counters.hessian_products
+    assert steps_with_refresh(problem, optimizer, 30) == [10]
+    assert optimizer.counters.hessian_products > products
+
+
+def test_a_curvature_that_turns_is_noticed_at_the_next_look():
+    problem = Quadratic(SHARP)
+    optimizer = CAO(problem.params, 0.1)
+    assert steps_with_refresh(problem, optimizer, 20) == [0]
+    problem.matrix = problem.matrix.flip(0, 1)
+    refreshed = steps_with_refresh(problem, optimizer, 40)
+    assert refreshed[0] <= 12
+    optimizer.refresh(problem.loss())
+    assert optimizer.sketch.values == pytest.approx([50.0, 20.0], rel=1e-3)
+
+
+def test_a_watched_direction_that_becomes_sharp_is_captured():
+    problem = Quadratic((3.0, 1.0, 0.5, 0.3, 0.2, 0.1))
+    optimizer = CAO(problem.params, 0.1)
+    steps_with_refresh(problem, optimizer, 5)
+    assert optimizer._progress.captured == 0
+    problem.matrix = 10 * problem.matrix
+    steps_with_refresh(problem, optimizer, 20)
+    assert optimizer._progress.captured == 2
+    assert optimizer.sketch.values == pytest.approx([30.0, 10.0])
+
+
+def test_a_direction_outside_the_sketch_that_becomes_unstable_is_noticed_by_the_steps_along_it():
+    problem = Quadratic((50.0, 1.0, 0.5, 0.3, 0.2, 0.1))
+    optimizer = CAO(problem.params, 0.1, momentum=0.5)
+    steps_with_refresh(problem, optimizer, 40)
+    assert optimizer._progress.captured == 1
+    _, vectors = torch.linalg.eigh(problem.matrix)
+    problem.matrix = problem.matrix + 60 * torch.outer(vectors[:, 2], vectors[:, 2])
+    steps_with_refresh(problem, optimizer, 40)
+    assert optimizer._progress.captured == 2
+
+
+@pytest.mark.parametrize("budget", [0.01, 0.05, 0.2])
+def test_batches_that_disagree_are_given_no_more_than_the_budget(budget):
+    generator = torch.Generator().manual_seed(0)
+    problem = Quadratic(SHARP)
+    optimizer = CAO(problem.params, 0.1, refresh_every=OnDrift(budget=budget))
+    for _ in range(1_000):
+        basis = torch.linalg.qr(torch.randn(6, 6, generator=generator, dtype=torch.float64)).Q
+        problem.matrix = basis @ torch.diag(torch.tensor(SHARP, dtype=torch.float64)) @ basis.T
+        steps_with_refresh(problem, optimizer, 1)
+    # Each look is allowed before it is taken, so the last one may go beyond.
+    first, last = 6, 6 + 2
+    assert optimizer.counters.hessian_products * PRICE <= budget * 1_000 + CREDIT + (first + last) * PRICE
+
+
+def test_noise_is_what_a_look_sees_after_one_step_and_may_only_rise_slowly():
+    policy, track = OnDrift(), Track(steps=1, attempted_at=0, looked_at=0, captured=1)
+    for drift, noise in ((0.9, 0.9), (0.3, 0.3), (0.9, 0.375)):
+        policy.wants_refresh(track, lambda drift=drift: Look(drift, 0.1))
+        assert track.noise == pytest.approx(noise)
+
+
+def test_a_run_that_was_saved_goes_on_bit_for_bit():
+    def trained(model, optimizer, seeds):
+        for seed in seeds:
+            train(model, optimizer, [batch(seed=seed)])
+
+    whole = smooth_network()
+    trained(whole, CAO(whole.parameters(), 3.0, momentum=0.9), range(30))
+    for stop in (1, 2, 9, 20):
+        model = smooth_network()
+        optimizer = CAO(model.parameters(), 3.0, momentum=0.9)
+        trained(model, optimizer, range(stop))
+        file = io.BytesIO()
+        torch.save(optimizer.state_dict(), file)
+        file.seek(0)
+        other = copy.deepcopy(model)
+        resumed = CAO(other.parameters(), 1.0)
+        resumed.load_state_dict(torch.load(file, weights_only=True))
+        trained(other, resumed, range(stop, 30))
+        assert torch.equal(flat_params(other), flat_params(whole))
+
+
+def test_nobody_who_looks_in_time_is_warned_and_a_loop_without_refreshes_is(recwarn):
+    problem = Quadratic(SHARP)
+    optimizer = CAO(problem.params, 0.001, refresh_every=OnDrift(longest=10))
+    steps_with_refresh(problem, optimizer, 50)
+    assert not recwarn
+    for _ in range(30):
+        problem.loss().backward()
+        optimizer.step()
+    assert "twice as old" in str(recwarn.pop(UserWarning).message)
