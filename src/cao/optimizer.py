@@ -238,6 +238,11 @@ class CAO(Optimizer):
         return sketch and replace(sketch, damping=self._damping(), age=self._progress.steps - sketch.step)
 
     @property
+    def captured(self) -> int:
+        """How many directions of the sketch steps make use of; the sharpest is kept in view even where none is used."""
+        return self._progress.captured
+
+    @property
     def counters(self) -> Counters:
         """What the optimizer has done so far."""
         return Counters(**{name: int(getattr(self._progress, name)) for name in Counters._fields})

@@ -14,6 +14,7 @@ from typing import Annotated, Literal, NoReturn
 import tyro
 
 from cao_lab.config import Execution, RunConfig
+from cao_lab.facts import kind_of
 from cao_lab.solvers.config import SolveConfig
 from cao_lab.spectrum.config import SpectrumConfig
 
@@ -49,11 +50,18 @@ def suite(
     """Run the experiments of a suite that are not finished yet.
 
     Args:
-        name: demo, paper, sensitivity, mini, mini-tuned, stable-range, ill-conditioned, or path.py:NAME.
+        name: demo, paper, sensitivity, mini, mini-tuned, stable-range, ill-conditioned, robust, or path.py:NAME.
         jobs: Runs at a time; the cores are divided among them.
         dry_run: List the runs with an estimate of their time, and run nothing.
         execution: Where and how the runs are carried out.
     """
+    if kind_of(name) == "rates":
+        from cao_lab.suites.robust import list_robust, run_robust
+
+        if dry_run:
+            print("\n".join(list_robust(execution)))
+            return 0
+        return run_robust(execution, jobs)
     if dry_run:
         from cao_lab.suites.estimate import list_runs
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-SuiteKind: TypeAlias = Literal["comparison", "tuned", "sweep", "optimum", "stability"]
+SuiteKind: TypeAlias = Literal["comparison", "tuned", "sweep", "optimum", "stability", "rates"]
 
 
 @dataclass(frozen=True)
@@ -89,6 +89,7 @@ SUITES: Mapping[str, SuiteInfo] = {
     "ill-conditioned": SuiteInfo("optimum", {"digits-autoencoder": 1000, "": 400}, DISTANCES),
     "stable-range": SuiteInfo("stability", {"digits": 20, "cifar10": 5}),
     "demo": SuiteInfo("comparison", {"digits": 40}),
+    "robust": SuiteInfo("rates", {}),
 }
 """In the order in which a report shows them; suites that are not listed follow, and nothing is judged by them."""
 

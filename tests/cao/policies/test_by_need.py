@@ -14,7 +14,7 @@ def test_directions_are_captured_from_half_the_inverse_rate_on(lr, captured):
     optimizer = CAO(problem.params, lr)
     optimizer.refresh(problem.loss())
     assert optimizer.sketch.values == pytest.approx([9.0, 4.0, 2.0, 1.0][: max(captured, 1)])
-    assert optimizer._progress.captured == captured
+    assert optimizer.captured == captured
 
 
 def test_no_more_than_the_largest_rank_are_captured_and_the_next_one_is_the_measure_of_the_rest():
@@ -32,7 +32,7 @@ def test_the_rank_grows_and_shrinks_with_the_rate():
     for lr in (0.06, 1.0, 0.06):
         optimizer.param_groups[0]["lr"] = lr
         optimizer.refresh(problem.loss())
-        ranks.append(optimizer._progress.captured)
+        ranks.append(optimizer.captured)
     assert ranks == [1, 4, 1]
 
 

@@ -51,10 +51,10 @@ def test_a_watched_direction_that_becomes_sharp_is_captured():
     problem = Quadratic((3.0, 1.0, 0.5, 0.3, 0.2, 0.1))
     optimizer = CAO(problem.params, 0.1)
     steps_with_refresh(problem, optimizer, 5)
-    assert optimizer._progress.captured == 0
+    assert optimizer.captured == 0
     problem.matrix = 10 * problem.matrix
     steps_with_refresh(problem, optimizer, 20)
-    assert optimizer._progress.captured == 2
+    assert optimizer.captured == 2
     assert optimizer.sketch.values == pytest.approx([30.0, 10.0])
 
 
@@ -62,11 +62,11 @@ def test_a_direction_outside_the_sketch_that_becomes_unstable_is_noticed_by_the_
     problem = Quadratic((50.0, 1.0, 0.5, 0.3, 0.2, 0.1))
     optimizer = CAO(problem.params, 0.1, momentum=0.5)
     steps_with_refresh(problem, optimizer, 40)
-    assert optimizer._progress.captured == 1
+    assert optimizer.captured == 1
     _, vectors = torch.linalg.eigh(problem.matrix)
     problem.matrix = problem.matrix + 60 * torch.outer(vectors[:, 2], vectors[:, 2])
     steps_with_refresh(problem, optimizer, 40)
-    assert optimizer._progress.captured == 2
+    assert optimizer.captured == 2
 
 
 @pytest.mark.parametrize("budget", [0.01, 0.05, 0.2])

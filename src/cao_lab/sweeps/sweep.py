@@ -1,0 +1,122 @@
+"""One problem from one start, trained by each method at each rate, one after the other in one process."""
+
+import csv
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.optim import SGD, AdamW, Optimizer
+
+from cao import CAO
+from cao_lab.log.sweeps import HEADER, RECORDS, SweepRecord
+from cao_lab.runs.provenance import git_commit
+from cao_lab.sweeps.problems import Problem, Task
+
+Build = Callable[[list[Tensor], float], Optimizer]
+
+
+@dataclass(frozen=True)
+class Method:
+    """An optimizer as a function of its rate alone, and the rates."""
+
+    build: Build
+    rates: tuple[float, ...]
+
+
+def half_decades(first: int, count: int = 9) -> tuple[float, ...]:
+    """Return rates √10 apart, from a power of ten on."""
+    return tuple(float(f"{10 ** (first + step / 2):.3g}") for step in range(count))
+
+
+SGD_RATES, ADAM_RATES = half_decades(-3), half_decades(-4)
+METHODS: Mapping[str, Method] = {
+    "sgd": Method(lambda params, lr: SGD(params, lr, momentum=0.9), SGD_RATES),
+    "cao": Method(lambda params, lr: CAO(params, lr, momentum=0.9), SGD_RATES),
+    "adamw": Method(AdamW, ADAM_RATES),
+    "cao-adam": Method(
+        lambda params, lr: CAO(params, lr, metric="adam", weight_decay=0.01, decoupled_weight_decay=True), ADAM_RATES
+    ),
+}
+"""CAO with its defaults, each below its base."""
+EVALUATIONS = 10
+"""How often in a run the loss of the training set is taken."""
+
+
+def carry_out(problem: Problem, seed: int, folder: Path, data: Path | None = None) -> Iterator[str]:
+    """Train at every rate that the log does not have yet, and write each run down when it is over."""
+    path = folder / problem.name / f"seed{seed}"
+    path.mkdir(parents=True, exist_ok=True)
+    done = runs_in(path / RECORDS)
+    for label, method in METHODS.items():
+        for rate in method.rates:
+            if (label, rate) not in done:
+                write(path / RECORDS, train(problem, seed, label, rate, data))
+                yield f"{problem.name} seed {seed} {label} {rate:g}"
+    header = {
+        "problem": problem.name, "kind": problem.kind, "batch": problem.batch, "steps": problem.steps, "seed": seed,
+        "git_commit": git_commit(), "torch": torch.__version__, "threads": torch.get_num_threads(),
+    }  # fmt: skip
+    (path / HEADER).write_text(json.dumps(header, indent=1) + "\n")
+
+
+def train(problem: Problem, seed: int, label: str, rate: float, data: Path | None = None) -> list[SweepRecord]:
+    """Return the loss at the start and after each tenth of the steps; training goes on even if it is not finite."""
+    torch.manual_seed(seed)
+    task = problem.build(data)
+    optimizer = METHODS[label].build(list(task.model.parameters()), rate)
+    order = torch.Generator().manual_seed(seed)
+    spent = 0.0
+    records = [SweepRecord(label, rate, 0, task.evaluated(), 0.0, 0, 0)]
+    for step in range(1, problem.steps + 1):
+        started = time.process_time()
+        take_step(task, optimizer, batch_of(task, problem.batch, order))
+        spent += time.process_time() - started
+        if step * EVALUATIONS % problem.steps < EVALUATIONS:
+            record = replace(records[-1], step=step, loss=task.evaluated(), seconds=spent)
+            if isinstance(optimizer, CAO):
+                products, captured = optimizer.counters.hessian_products, optimizer.captured
+                record = replace(record, products=products, captured=captured)
+            records.append(record)
+    return records
+
+
+def take_step(task: Task, optimizer: Optimizer, rows: Tensor) -> None:
+    """Take one step, as a user would write it."""
+    loss = task.loss(rows)
+    optimizer.zero_grad()
+    if isinstance(optimizer, CAO):
+        optimizer.refresh_if_due(loss)
+    loss.backward()
+    optimizer.step()
+
+
+def batch_of(task: Task, size: int | None, order: torch.Generator) -> Tensor:
+    """Return the rows of the next batch, drawn without replacement."""
+    count = len(task.inputs)
+    return torch.arange(count) if size is None else torch.randperm(count, generator=order)[:size]
+
+
+def runs_in(path: Path) -> set[tuple[str, float]]:
+    """Return the runs that a log has."""
+    if not path.exists():
+        return set()
+    with path.open(newline="") as file:
+        return {(row["method"], float(row["lr"])) for row in csv.DictReader(file)}
+
+
+def write(path: Path, records: list[SweepRecord]) -> None:
+    """Add a run to a log, in one write, so that an interruption leaves no part of one."""
+    lines = [asdict(record) for record in records]
+    is_new = not path.exists()
+    with path.open("a", newline="") as file:
+        writer = csv.DictWriter(file, list(lines[0]))
+        if is_new:
+            writer.writeheader()
+        writer.writerows(lines)
+        file.flush()
+        os.fsync(file.fileno())
