@@ -61,7 +61,7 @@ def train_sgd(task: Task) -> None:
 
 def train_cao(task: Task, curvature: Curvature, *, is_before_forward: bool) -> None:
     """Take CAO steps with a refresh in each, before the training forward or between forward and backward."""
-    optimizer = CAO(task.params, LR, rank=1, refresh_every=1, power_iterations=1)
+    optimizer = CAO.paper(task.params, LR, rank=1, refresh_every=1, power_iterations=1)
     for _ in range(STEPS):
         optimizer.zero_grad()
         if is_before_forward:

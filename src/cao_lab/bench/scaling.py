@@ -75,14 +75,14 @@ def log_log_slope(xs: Sequence[float], ys: Sequence[float]) -> float:
 def refresh_action(n: int, k: int) -> Action:
     """Return a refresh of CAO with default settings on a diagonal matrix."""
     param = nn.Parameter(torch.zeros(n, device=device()))
-    optimizer, operator = CAO([param], LR, rank=k), Diagonal(param)
+    optimizer, operator = CAO.paper([param], LR, rank=k), Diagonal(param)
     return lambda: optimizer.refresh(operator)
 
 
 def step_action(n: int, k: int) -> Action:
     """Return a step of CAO with a sketch."""
     param = nn.Parameter(torch.zeros(n, device=device()))
-    optimizer = CAO([param], LR, rank=k, power_iterations=0, refresh_every=10**9)
+    optimizer = CAO.paper([param], LR, rank=k, power_iterations=0, refresh_every=10**9)
     optimizer.refresh(Diagonal(param))
     param.grad = torch.ones_like(param)
     return optimizer.step
@@ -125,7 +125,7 @@ def floats_per_parameter(n: int, k: int) -> tuple[float, float]:
         param = nn.Parameter(torch.zeros(n, device=device()))
         operator = Diagonal(param)
         own = meter.live_bytes - 4 * n
-        optimizer = CAO([param], LR, rank=k, refresh_every=1)
+        optimizer = CAO.paper([param], LR, rank=k, refresh_every=1)
         for _ in range(2):
             meter.reset_peak()
             optimizer.refresh(operator)

@@ -101,6 +101,6 @@ def random_sketch(size: int, rank: int) -> Eigenpairs:
 
 def optimizer_with_sketch(params: list[nn.Parameter], rank: int) -> CAO:
     """Return a CAO that has its sketch and will not ask for another one soon."""
-    optimizer = CAO(params, LR, rank=rank, refresh_every=10**9)
+    optimizer = CAO.paper(params, LR, rank=rank, refresh_every=10**9)
     optimizer.refresh(random_sketch(sum(p.numel() for p in params), rank))
     return optimizer

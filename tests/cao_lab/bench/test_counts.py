@@ -97,7 +97,7 @@ def test_a_refresh_takes_the_products_that_prices_are_divided_by():
     for rank in (1, 5):
         param = nn.Parameter(torch.zeros(50))
         operator = Diagonal(param)
-        CAO([param], 0.1, rank=rank).refresh(operator)
+        CAO.paper([param], 0.1, rank=rank).refresh(operator)
         assert operator.products == products_of_refresh(rank)
 
 
@@ -105,7 +105,7 @@ def test_a_refresh_takes_the_products_that_prices_are_divided_by():
 def test_forward_passes_of_a_refresh(curvature, forwards):
     task = small_task()
     calls = count_forwards(task.model)
-    CAO(task.params, 0.1).refresh(task.source(curvature))
+    CAO.paper(task.params, 0.1).refresh(task.source(curvature))
     assert len(calls) == forwards
 
 
