@@ -21,7 +21,7 @@ def main(epochs: int, checkpoint: Path) -> None:
     data = TensorDataset(torch.tensor(pixels, dtype=torch.float32) / 16, torch.tensor(labels))
     loader = DataLoader(data, batch_size=128, shuffle=True)
     model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
-    optimizer = CAO(model.parameters(), lr=0.05, rank=1, refresh_every=15, damping=0.1)
+    optimizer = CAO(model.parameters(), lr=0.1, momentum=0.9)
     first = 0
     if checkpoint.exists():
         saved = torch.load(checkpoint, weights_only=True)
@@ -37,7 +37,9 @@ def main(epochs: int, checkpoint: Path) -> None:
             loss.backward()
             optimizer.step()
         sharpness = optimizer.sketch.values[0] if optimizer.sketch else float("nan")
-        print(f"epoch {epoch + 1}: loss {loss.item():.3f}, largest eigenvalue {sharpness:.1f}")
+        print(
+            f"epoch {epoch + 1}: loss {loss.item():.3f}, largest eigenvalue {sharpness:.1f}, captured {optimizer.captured}"
+        )
         state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch + 1}
         torch.save(state, checkpoint)
 

@@ -440,8 +440,9 @@ class CAO(Optimizer):
         def look() -> Look:
             progress.looks += 1
             drift, change, along = curvature_seen(operator, sketch, settings, progress, self._last_step(operator))
-            need, grown = damping_policy(settings["damping"]).need(self._pace), sketch.values[0] * (1 + change)
-            is_needed = progress.captured == 0 and rank_policy(settings["rank"]).captured([grown], need) > 0
+            need = damping_policy(settings["damping"]).need(self._pace)
+            sharpest = max(sketch.values[0] * (1 + change), along)
+            is_needed = progress.captured == 0 and rank_policy(settings["rank"]).captured([sharpest], need) > 0
             return Look(drift, change, along > self._pace.edge * self._damping(), is_needed)
 
         is_stale = refresh_policy(settings["refresh_every"]).wants_refresh(progress, look)
