@@ -7,12 +7,12 @@ from cao.least_squares import LeastSquares
 from cao.linalg import Eigenpairs
 from cao.metric import AdamMetric
 from cao.operators import Mean, SymmetricOperator
-from cao.optimizer import CAO, Counters
+from cao.optimizer import CAO
 from cao.policies.damping import AtTheEdge, Fixed, FromSpectrum
 from cao.policies.rank import ByNeed
 from cao.policies.refresh import Every, OnDrift
 from cao.preconditioner import Preconditioner, precondition
-from cao.sketch import Sketch
+from cao.sketch import Counters, Sketch
 from cao.spectrum import SpectralDensity, Trace, extreme_eigenpairs, spectral_density, top_eigenpairs, trace
 
 __all__ = [

@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -16,11 +16,12 @@ from cao.flat import FlatParams
 from cao.linalg import Eigenpairs
 from cao.metric import AdamMetric
 from cao.operators import ParameterOperator, Scaled
-from cao.policies.damping import Damping, Pace
+from cao.policies.damping import Damping
 from cao.policies.rank import Rank
-from cao.policies.refresh import Look, Refresh
-from cao.policies.shorthands import damping_policy, plain, rank_policy, refresh_policy, restored
-from cao.preconditioner import NegativeCurvature, Preconditioner, Scaling, is_singular
+from cao.policies.refresh import Refresh
+from cao.policies.shorthands import damping_policy, plain, restored
+from cao.preconditioner import NegativeCurvature, Scaling
+from cao.rules import Rules
 from cao.settings import (
     SKETCH_SETTINGS,
     check_gradients,
@@ -32,33 +33,11 @@ from cao.settings import (
     is_numpy_number,
     is_positive,
 )
-from cao.sketch import Progress, Sketch, loaded_sketch, saved_shares
-from cao.sketching import curvature_seen, found_pairs, given_pairs
+from cao.sketch import Counters, Progress, Sketch, loaded_sketch, saved_shares
+from cao.sketching import adopt, found_pairs, given_pairs, is_stale
 from cao.sources import Group, Source, shared_operator
 from cao.step import stretches_of, take_step
 from cao.trial import caution_after
-
-
-class Counters(NamedTuple):
-    """What the optimizer has done so far."""
-
-    steps: int
-    """Steps taken; one at a rate of zero does not count."""
-    refreshes: int
-    """Successful refreshes."""
-    hessian_products: int
-    indefinite_refreshes: int
-    """Refreshes at which the paper's (B + ηI)⁻¹ would not have been positive definite."""
-    failed_refreshes: int
-    """Refreshes that came out non-finite and were discarded."""
-    singular_directions: int
-    """Directions left to the complement because λ + η vanished under the signed rule."""
-    non_finite_steps: int
-    """Steps whose projected gradient was not finite: taken to first order, or skipped."""
-    rejected_steps: int
-    """Steps that overshot and were taken back, with damping="auto"."""
-    looks: int
-    """Looks at the curvature, of one or two products each, that refresh="auto" has taken between refreshes."""
 
 
 class CAO(Optimizer):
@@ -224,18 +203,18 @@ class CAO(Optimizer):
 
         A look ends in a refresh, unless the rule of `refresh_every` finds that the sketch still fits.
         """
-        settings, progress = self.param_groups[0], self._progress
-        if settings["rank"] == 0 or progress.steps < self._first_steps or progress.looked_at == progress.steps:
+        rules, progress = self._rules, self._progress
+        if self.param_groups[0]["rank"] == 0 or progress.steps < rules.first_steps:
             return False
-        if progress.sketch is None and progress.attempted_at < progress.steps:
-            return True
-        return refresh_policy(settings["refresh_every"]).is_due(progress)
+        if progress.looked_at == progress.steps:
+            return False
+        return progress.sketch is None or rules.refresh.is_due(progress)
 
     @property
     def sketch(self) -> Sketch | None:
         """The curvature in use, None before the first successful refresh."""
         sketch = self._progress.sketch
-        return sketch and replace(sketch, damping=self._damping(), age=self._progress.steps - sketch.step)
+        return sketch and replace(sketch, damping=self._rules.eta(), age=self._progress.steps - sketch.step)
 
     @property
     def captured(self) -> int:
@@ -245,7 +224,7 @@ class CAO(Optimizer):
     @property
     def counters(self) -> Counters:
         """What the optimizer has done so far."""
-        return Counters(**{name: int(getattr(self._progress, name)) for name in Counters._fields})
+        return self._progress.counters
 
     def refresh_if_due(self, source: Source, *, scale: float | Tensor = 1.0) -> bool:
         """Refresh the sketch if it is time to, and tell whether there is a new one; call it before `loss.backward()`.
@@ -275,18 +254,16 @@ class CAO(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         is_moving = any(float(group["lr"]) != 0 for group in self.param_groups)
-        settings, progress = self.param_groups[0], self._progress
-        is_warming_up = progress.steps < self._first_steps
-        if is_moving and not is_warming_up and settings["rank"] != 0:
-            self._check_freshness()
+        settings, progress, rules = self.param_groups[0], self._progress, self._rules
+        is_warming_up = progress.steps < rules.first_steps
+        if is_moving and not is_warming_up:
+            rules.check_freshness()
         check_gradients(self._parameters())
-        caution = 0.0
-        if damping_policy(settings["damping"]).is_on_trial:
-            caution = caution_after(self.param_groups, self.state, progress)
+        caution = caution_after(self.param_groups, self.state, progress) if rules.damping.is_on_trial else 0.0
         if settings["skip_non_finite"] and not has_finite_gradients(self._parameters()):
             progress.non_finite_steps += 1
             return loss
-        preconditioner = self._preconditioner(caution)
+        preconditioner = rules.preconditioner(caution)
         base = 1.0 if is_warming_up else preconditioner.base
         gains = (preconditioner.gains / preconditioner.base).tolist()
         metric = settings["metric"]
@@ -342,7 +319,7 @@ class CAO(Optimizer):
             # Version 0.1 kept momentum with the factor 1/η, which is now applied at the step.
             for entries in self.state.values():
                 if "momentum_buffer" in entries:
-                    entries["momentum_buffer"].mul_(self._damping())
+                    entries["momentum_buffer"].mul_(self._rules.eta())
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what a pickle or a deep copy holds; a process group belongs to a process and does not travel."""
@@ -372,31 +349,8 @@ class CAO(Optimizer):
         return FlatParams(p for p in self._parameters() if p.requires_grad)
 
     @property
-    def _first_steps(self) -> int:
-        """Steps before the first sketch: Adam's metric is known after one."""
-        settings = self.param_groups[0]
-        return max(int(settings["warmup_steps"]), 0 if settings["metric"] is None else 1)
-
-    @property
-    def _pace(self) -> Pace:
-        settings = self.param_groups[0]
-        lr, momentum = (max(float(group[name]) for group in self.param_groups) for name in ("lr", "momentum"))
-        if settings["metric"] is not None:
-            lr, momentum = lr * (1 - settings["metric"].beta1), settings["metric"].beta1
-        return Pace(lr, momentum, settings["nesterov"], self._progress.spread)
-
-    def _damping(self, caution: float = 0.0) -> float:
-        policy = damping_policy(self.param_groups[0]["damping"])
-        return policy.at_step(self._progress.damping, self._pace, caution)
-
-    def _preconditioner(self, caution: float = 0.0) -> Preconditioner:
-        settings, sketch, damping = self.param_groups[0], self._progress.sketch, self._damping(caution)
-        used = self._progress.captured
-        values = torch.tensor(sketch.values[:used] if sketch else [], dtype=torch.float64)
-        vectors = sketch.rows[:used].T if sketch else torch.zeros(0, 0)
-        rules = {name: settings[name] for name in ("negative_curvature", "scaling")}
-        preconditioner = Preconditioner.of(values, vectors, damping, **rules)
-        return preconditioner.slowed(damping_policy(settings["damping"]).brake(damping, self._pace))
+    def _rules(self) -> Rules:
+        return Rules(self.param_groups, self._progress)
 
     def _refresh(self, source: Source, scale: float | Tensor, *, is_asked: bool) -> bool:
         settings, progress, params = self.param_groups[0], self._progress, self._trainable()
@@ -411,7 +365,7 @@ class CAO(Optimizer):
             operator, pairs = None, given_pairs(source, scale, params, settings)
         else:
             operator = self._operator(source, scale, params)
-            if not is_asked and not self._is_stale(operator):
+            if not is_asked and not is_stale(operator, self._last_step(operator), self._rules):
                 return False
             pairs = found_pairs(operator, settings, progress)
         # Not counted before this line, so that a refresh stays due if its source was refused.
@@ -419,10 +373,10 @@ class CAO(Optimizer):
         progress.attempted_at = progress.looked_at = progress.steps
         progress.count(pairs.products)
         if pairs.is_finite:
-            self._adopt(pairs, operator, params)
+            adopt(pairs, operator, params, self._rules)
             return True
         progress.failed_refreshes += 1
-        self._warn("failure", advice.on_failure(progress.sketch is not None))
+        self._rules.warn("failure", advice.on_failure(progress.sketch is not None))
         return False
 
     def _operator(self, source: Any, scale: float, params: FlatParams) -> ParameterOperator:
@@ -430,24 +384,6 @@ class CAO(Optimizer):
         storage, metric = FlatParams.in_storage_order(params.params), self.param_groups[0]["metric"]
         operator = shared_operator(source, scale, storage, self.process_group)
         return operator if metric is None else Scaled(operator, metric.diagonal(storage, self.state))
-
-    def _is_stale(self, operator: ParameterOperator) -> bool:
-        """Whether the rule for refreshes, having looked if it wants to, asks for one."""
-        settings, progress, sketch = self.param_groups[0], self._progress, self._progress.sketch
-        if sketch is None:
-            return True
-
-        def look() -> Look:
-            progress.looks += 1
-            drift, change, along = curvature_seen(operator, sketch, settings, progress, self._last_step(operator))
-            need = damping_policy(settings["damping"]).need(self._pace)
-            sharpest = max(sketch.values[0] * (1 + change), along)
-            is_needed = progress.captured == 0 and rank_policy(settings["rank"]).captured([sharpest], need) > 0
-            return Look(drift, change, along > self._pace.edge * self._damping(), is_needed)
-
-        is_stale = refresh_policy(settings["refresh_every"]).wants_refresh(progress, look)
-        progress.looked_at = progress.steps
-        return is_stale
 
     def _last_step(self, operator: ParameterOperator) -> Tensor | None:
         """Return the direction of the last step in the coordinates of the sketch, as far as momentum keeps it."""
@@ -457,48 +393,3 @@ class CAO(Optimizer):
             return None
         direction = storage.join([self.state[p].get(name, torch.zeros_like(p)) for p in storage.params])
         return direction if metric is None else direction * metric.diagonal(storage, self.state).sqrt()
-
-    def _adopt(self, pairs: Eigenpairs, operator: ParameterOperator | None, params: FlatParams) -> None:
-        settings, progress = self.param_groups[0], self._progress
-        damping = damping_policy(settings["damping"])
-        decay = max(0.0 if group["decoupled_weight_decay"] else group["weight_decay"] for group in self.param_groups)
-        values = pairs.values.double().cpu()
-        captured = rank_policy(settings["rank"]).captured(values.tolist(), damping.need(self._pace))
-        measured, products = damping.at_refresh(pairs, captured, operator, decay)
-        if measured is not None:
-            progress.damping = measured
-        progress.count(products)
-        progress.refreshes += 1
-        progress.captured = captured
-        # The sharpest direction is watched, even if nothing is done about it.
-        kept = max(captured, 1)
-        residuals = pairs.residuals[:kept].tolist()
-        rows = pairs.vectors[:, :kept].T.contiguous()
-        progress.sketch = Sketch(values[:kept].tolist(), residuals, self._damping(), progress.steps, params, rows)
-        progress.indefinite_refreshes += int((values + self._damping() < 0).any())
-        if settings["negative_curvature"] == "signed":
-            progress.singular_directions += int(is_singular(values, self._damping()).sum())
-        self._check_edge(values.abs(), captured, params.size)
-
-    def _check_edge(self, magnitudes: Tensor, captured: int, size: int) -> None:
-        """Warn where the rate is beyond the edge of stability, of a captured direction or of the next ones."""
-        # A fixed sketch is stable if and only if rate·base·H ≺ edge + 2B/η.
-        rate, edge = self._pace.rate * self._preconditioner().base, replace(self._pace, spread=0.0).edge
-        sharpest = magnitudes[0] if captured else 0.0
-        inside = float(rate * sharpest * edge / (edge + 2 * sharpest / self._damping()))
-        outside = 0.0 if captured == size else float(rate * magnitudes[min(captured, len(magnitudes) - 1)])
-        where = "a captured direction" if inside > edge else "directions just outside the sketch"
-        self._warn("edge", advice.on_the_edge(max(inside, outside), edge, where))
-
-    def _check_freshness(self) -> None:
-        settings, progress = self.param_groups[0], self._progress
-        if progress.attempts == 0:
-            raise RuntimeError(
-                "step() has no curvature to use: call optimizer.refresh_if_due(loss) before loss.backward(), in every "
-                "iteration (or set rank=0 for first-order steps)"
-            )
-        if refresh_policy(settings["refresh_every"]).is_overdue(progress):
-            self._warn("age", advice.on_age(progress.age))
-
-    def _warn(self, kind: str, message: str | None) -> None:
-        advice.warn_once(kind, message, self._progress.has_warned)

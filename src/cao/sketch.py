@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -102,6 +102,28 @@ def loaded_sketch(saved: Mapping[str, Any], shares: Mapping[Tensor, Mapping[str,
     return Sketch(*numbers, params, rows)
 
 
+class Counters(NamedTuple):
+    """What the optimizer has done so far."""
+
+    steps: int
+    """Steps taken; one at a rate of zero does not count."""
+    refreshes: int
+    """Successful refreshes."""
+    hessian_products: int
+    indefinite_refreshes: int
+    """Refreshes at which the paper's (B + ηI)⁻¹ would not have been positive definite."""
+    failed_refreshes: int
+    """Refreshes that came out non-finite and were discarded."""
+    singular_directions: int
+    """Directions left to the complement because λ + η vanished under the signed rule."""
+    non_finite_steps: int
+    """Steps whose projected gradient was not finite: taken to first order, or skipped."""
+    rejected_steps: int
+    """Steps that overshot and were taken back, with damping="auto"."""
+    looks: int
+    """Looks at the curvature, of one or two products each, that refresh="auto" has taken between refreshes."""
+
+
 @dataclass
 class Progress(Track):
     """What an optimizer has done so far, and its sketch: one object, so that whatever wraps the optimizer shares it."""
@@ -128,6 +150,11 @@ class Progress(Track):
     """Looks at the curvature between refreshes."""
     has_warned: list[str] = field(default_factory=list)
     sketch: Sketch | None = None
+
+    @property
+    def counters(self) -> Counters:
+        """What the user may want to know of it."""
+        return Counters(**{name: int(getattr(self, name)) for name in Counters._fields})
 
     def count(self, products: int) -> None:
         """Count products with the curvature."""

@@ -11,7 +11,10 @@ from cao import advice
 from cao.flat import FlatParams
 from cao.linalg import Eigenpairs, generator_for, inner_products, random_columns
 from cao.operators import ParameterOperator, SymmetryProbe
+from cao.policies.refresh import Look
 from cao.policies.shorthands import eigensolver_for, rank_policy
+from cao.preconditioner import is_singular
+from cao.rules import Rules
 from cao.sketch import Progress, Sketch
 
 Settings = Mapping[str, Any]
@@ -62,6 +65,44 @@ def check_eigenpairs(pairs: Eigenpairs, size: int, rank: int) -> None:
         raise ValueError(
             f"Eigenpairs must have orthonormal vectors, got VᵀV off by {error:.2g}; torch.linalg.qr makes them so"
         )
+
+
+def adopt(pairs: Eigenpairs, operator: ParameterOperator | None, params: FlatParams, rules: Rules) -> None:
+    """Make eigenpairs the sketch in use: capture what is to be captured, measure the damping, count, and warn."""
+    progress, values = rules.progress, pairs.values.double().cpu()
+    captured = rules.rank.captured(values.tolist(), rules.damping.need(rules.pace))
+    measured, products = rules.damping.at_refresh(pairs, captured, operator, rules.weight_decay)
+    if measured is not None:
+        progress.damping = measured
+    progress.count(products)
+    progress.refreshes += 1
+    progress.captured = captured
+    # The sharpest direction is watched, even if nothing is done about it.
+    kept = max(captured, 1)
+    residuals, rows = pairs.residuals[:kept].tolist(), pairs.vectors[:, :kept].T.contiguous()
+    progress.sketch = Sketch(values[:kept].tolist(), residuals, rules.eta(), progress.steps, params, rows)
+    progress.indefinite_refreshes += int((values + rules.eta() < 0).any())
+    if rules.settings["negative_curvature"] == "signed":
+        progress.singular_directions += int(is_singular(values, rules.eta()).sum())
+    rules.check_edge(values, captured, params.size)
+
+
+def is_stale(operator: ParameterOperator, last_step: Tensor | None, rules: Rules) -> bool:
+    """Whether the rule for refreshes, having looked if it wants to, asks for one."""
+    progress, sketch = rules.progress, rules.progress.sketch
+    if sketch is None:
+        return True
+
+    def look() -> Look:
+        progress.looks += 1
+        drift, change, along = curvature_seen(operator, sketch, rules.settings, progress, last_step)
+        sharpest = max(sketch.values[0] * (1 + change), along)
+        is_needed = progress.captured == 0 and rules.rank.captured([sharpest], rules.damping.need(rules.pace)) > 0
+        return Look(drift, change, along > rules.pace.edge * rules.eta(), is_needed)
+
+    is_refresh_wanted = rules.refresh.wants_refresh(progress, look)
+    progress.looked_at = progress.steps
+    return is_refresh_wanted
 
 
 def curvature_seen(

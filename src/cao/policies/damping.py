@@ -124,7 +124,7 @@ class AtTheEdge:
             return weight_decay, 0
         following = min(kept, len(pairs.values) - 1)
         # A Ritz value may fall short of the eigenvalue it stands for by its residual.
-        return max(0.0, float(pairs.values[following] + pairs.residuals[following])) + weight_decay, 0
+        return float(pairs.values[following].abs() + pairs.residuals[following]) + weight_decay, 0
 
     def at_step(self, measured: float | None, pace: Pace, caution: float) -> float:
         """Return 1/lr, or what keeps the curvature outside the sketch below the edge."""
