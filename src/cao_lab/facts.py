@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 SuiteKind: TypeAlias = Literal["comparison", "tuned", "sweep", "optimum", "stability"]
 
@@ -34,6 +34,7 @@ class DatasetInfo:
 
 
 PAPER_MODELS = ("resnet18", "resnet34")
+MODELS = (*PAPER_MODELS, "linear", "mlp", "autoencoder")
 DATASETS: Mapping[str, DatasetInfo] = {
     "cifar10": DatasetInfo(10, PAPER_THRESHOLDS, PAPER_MODELS),
     "cifar100": DatasetInfo(100, PAPER_THRESHOLDS, PAPER_MODELS),
@@ -41,6 +42,14 @@ DATASETS: Mapping[str, DatasetInfo] = {
     "breast-cancer": DatasetInfo(2),
     "diabetes": DatasetInfo(None),
 }
+
+# The command line takes its choices from the tables; a type checker cannot look into them.
+if TYPE_CHECKING:
+    DatasetName: TypeAlias = str
+    ModelName: TypeAlias = str
+else:
+    DatasetName = Literal[tuple(DATASETS)]
+    ModelName = Literal[MODELS]
 
 
 def dataset_of(task: str) -> tuple[DatasetInfo | None, str]:
@@ -61,8 +70,8 @@ class SuiteInfo:
     """What a suite asks, and what was fixed for it in advance."""
 
     kind: SuiteKind
-    budget: Mapping[str, int]
-    """Epochs, by how the names of its tasks begin."""
+    runs: str
+    """Where its runs are listed: a module of `cao_lab.suites`, and a name in it."""
     thresholds: Thresholds | None = None
     """Shares of the way from the first loss to the lowest; None takes the dataset's thresholds."""
     figures: Mapping[tuple[str, str], str] = field(default_factory=dict)
@@ -72,7 +81,7 @@ class SuiteInfo:
 SUITES: Mapping[str, SuiteInfo] = {
     "paper": SuiteInfo(
         "comparison",
-        {"cifar100": 75, "cifar10": 50},
+        "paper:PAPER",
         figures={
             ("cifar100-resnet18", "train-loss"): "figure-1-train-loss-c100-r18",
             ("cifar100-resnet18", "train-loss-early"): "figure-2-train-loss-c100-r18-early",
@@ -83,12 +92,12 @@ SUITES: Mapping[str, SuiteInfo] = {
             ("cifar100-resnet18", "train-accuracy"): "appendix-d-train-accuracy-c100-r18",
         },
     ),
-    "mini": SuiteInfo("comparison", {"cifar": 20}),
-    "mini-tuned": SuiteInfo("tuned", {"cifar100": 10}),
-    "sensitivity": SuiteInfo("sweep", {"cifar100": 75}),
-    "ill-conditioned": SuiteInfo("optimum", {"digits-autoencoder": 1000, "": 400}, DISTANCES),
-    "stable-range": SuiteInfo("stability", {"digits": 20, "cifar10": 5}),
-    "demo": SuiteInfo("comparison", {"digits": 40}),
+    "mini": SuiteInfo("comparison", "mini:MINI"),
+    "mini-tuned": SuiteInfo("tuned", "tuned:mini_tuned"),
+    "sensitivity": SuiteInfo("sweep", "paper:SENSITIVITY"),
+    "ill-conditioned": SuiteInfo("optimum", "ill_conditioned:ill_conditioned", DISTANCES),
+    "stable-range": SuiteInfo("stability", "stable_range:stable_range"),
+    "demo": SuiteInfo("comparison", "paper:DEMO"),
 }
 """In the order in which a report shows them; suites that are not listed follow, and nothing is judged by them."""
 

@@ -7,7 +7,8 @@ refresh an epoch, as in the paper.
 
 from dataclasses import replace
 
-from cao_lab.config import DatasetName, ModelName, RunConfig
+from cao_lab.config import RunConfig
+from cao_lab.facts import PAPER_MODELS, DatasetName, ModelName
 from cao_lab.optimizer_config import AdamConfig, AdamWConfig, CAOConfig, OptimizerConfig, SGDConfig
 from cao_lab.suites.paper import SEEDS, with_controls
 
@@ -37,9 +38,8 @@ ON_CIFAR100: list[OptimizerConfig] = [
     replace(CAO, rank=5),
 ]
 ON_CIFAR10: list[OptimizerConfig] = [SGDConfig(), AdamConfig(), CAO]
-RESNETS: tuple[ModelName, ...] = ("resnet18", "resnet34")
 
 MINI = [
     *(small(optimizer, "cifar100", "resnet18", seed, EPOCHS) for seed in SEEDS for optimizer in ON_CIFAR100),
-    *(small(optimizer, "cifar10", model, 0, EPOCHS) for model in RESNETS for optimizer in ON_CIFAR10),
+    *(small(optimizer, "cifar10", model, 0, EPOCHS) for model in PAPER_MODELS for optimizer in ON_CIFAR10),
 ]

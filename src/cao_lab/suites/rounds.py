@@ -1,13 +1,12 @@
 """How a suite learns from its runs: it yields a list of runs, and gets them back finished, in the same order."""
 
 import math
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from pandas import DataFrame
-
 from cao_lab.config import RunConfig
+from cao_lab.log.records import EpochRecord
 
 
 @dataclass(frozen=True)
@@ -16,20 +15,20 @@ class FinishedRun:
 
     config: RunConfig
     status: str
-    epochs: DataFrame
+    epochs: Sequence[EpochRecord]
 
     @property
     def final_train_loss(self) -> float:
         """The last epoch's train loss; infinite for a run that diverged, failed or ended in NaN."""
-        if self.status != "finished" or self.epochs.empty:
+        if self.status != "finished" or not self.epochs:
             return math.inf
-        loss = float(self.epochs["train_loss"].iloc[-1])
+        loss = self.epochs[-1].train_loss
         return loss if math.isfinite(loss) else math.inf
 
     @property
     def lowest_train_loss(self) -> float:
         """The lowest train loss of any epoch, whatever came after."""
-        return math.inf if self.epochs.empty else float(self.epochs["train_loss"].min())
+        return min((one.train_loss for one in self.epochs if not math.isnan(one.train_loss)), default=math.inf)
 
 
 Rounds: TypeAlias = Generator[list[RunConfig], list[FinishedRun], None]

@@ -13,9 +13,8 @@ from sklearn.model_selection import train_test_split
 from torch import Tensor
 from torch.nn.functional import pad
 
+from cao_lab.facts import DATASETS
 from cao_lab.tasks.cifar import CIFAR, read_cifar
-
-DATASETS = ("digits", "cifar10", "cifar100", "breast-cancer", "diabetes")
 
 PADDING = 4
 TEST_SHARE = 0.2

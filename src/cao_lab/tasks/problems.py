@@ -10,10 +10,9 @@ from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss, pad
 
+from cao_lab.facts import MODELS
 from cao_lab.tasks.data import Dataset, prepare
 from cao_lab.tasks.resnet import resnet18, resnet34
-
-MODELS = ("resnet18", "resnet34", "linear", "mlp", "autoencoder")
 
 
 def build_model(name: str, dataset: Dataset, width: int, seed: int) -> nn.Module:

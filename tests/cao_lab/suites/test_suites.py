@@ -8,10 +8,10 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from pandas import DataFrame
 
 from cao_lab.config import ConfigError, Execution, RunConfig
 from cao_lab.log.header import read_header
+from cao_lab.log.records import EpochRecord, LogError
 from cao_lab.optimizer_config import AdamConfig, CAOConfig, SGDConfig
 from cao_lab.runs.session import run
 from cao_lab.runs.stopping import StopRequest
@@ -21,13 +21,17 @@ from cao_lab.suites.launch import LocalProcesses, from_json, to_json
 from cao_lab.suites.mini import MINI
 from cao_lab.suites.paper import DEMO, MATCHED_SGD, PAPER, SENSITIVITY
 from cao_lab.suites.rounds import FinishedRun, together
-from cao_lab.suites.runner import run_suite
+from cao_lab.suites.runner import SuiteRunner, run_suite
 from cao_lab.suites.stable_range import CIFAR, DIGITS, STEPS_PER_EPOCH, largest_stable_rate
 from cao_lab.suites.tuned import TUNED, mini_tuned, tune
 
 
 def finished(config, *losses, status="finished"):
-    return FinishedRun(config, status, DataFrame({"train_loss": losses}))
+    return FinishedRun(config, status, [epoch(number, loss) for number, loss in enumerate(losses, start=1)])
+
+
+def epoch(number, loss):
+    return EpochRecord(number, number, loss, None, loss, None, 0.1, 1.0, 1.0, "process", number, 0, 0)
 
 
 def play(rounds, outcome):
@@ -184,7 +188,7 @@ def test_a_suite_may_come_from_a_file_of_the_users(tmp_path, monkeypatch):
     path.write_text("import a_module_that_is_not_there")
     with pytest.raises(ConfigError, match=r"mine.py cannot be imported \(ModuleNotFoundError"):
         find_suite(f"{path}:TINY")
-    with pytest.raises(ConfigError, match=r"no suite is called tiny; there are demo, paper"):
+    with pytest.raises(ConfigError, match=r"no suite is called tiny; there are paper, mini"):
         find_suite("tiny")
 
 
@@ -251,6 +255,15 @@ def test_a_run_whose_log_is_damaged_fails_alone(suite_file, tmp_path, capsys):
     (folder / "run.json").write_text("{")
     assert run_suite(f"{suite_file}:MIXED", Execution(logs=logs), jobs=2) == 1
     assert "3 runs over, 2 failed" in capsys.readouterr().out
+
+
+def test_a_damaged_row_of_a_run_that_is_over_is_named(tmp_path):
+    config = RunConfig(SGDConfig(), epochs=1)
+    run(config, Execution(logs=tmp_path, threads=1))
+    path = tmp_path / config.folder / "epochs.csv"
+    path.write_text(path.read_text().replace("\n1,", "\none,"))
+    with pytest.raises(LogError, match=r"seed0: epochs.csv cannot be read .*; remove the folder to run it anew"):
+        SuiteRunner(Execution(logs=tmp_path), 1, StopRequest()).finished(config)
 
 
 class AtOnce:
