@@ -9,7 +9,7 @@ import numpy as np
 from pandas import DataFrame, Series
 
 from cao_lab.facts import METHODS, suites_of
-from cao_lab.protocol import PRODUCT_PRICE, PRODUCT_PRICE_ROW, stable_loss
+from cao_lab.protocol import PRODUCT_PRICE, PRODUCT_PRICE_ROW, outcome_of_rate
 from cao_lab.reporting.intervals import Interval, ratio_interval
 from cao_lab.reporting.logreader import RUN_KEY
 
@@ -24,10 +24,34 @@ LARGEST_DRAWN = 1e150
 CURVES = ["train_loss", "train_accuracy", "test_loss", "test_accuracy"]
 
 
-def product_prices(bench: DataFrame) -> dict[str, float]:
-    """Return the cost of a curvature product in gradient evaluations: measured if there, else assumed."""
+def product_prices(epochs: DataFrame, bench: DataFrame) -> dict[str, float]:
+    """Return the cost of a curvature product in gradient evaluations, on one task.
+
+    That of its own runs if they tell it, for a product on a linear model is far cheaper than on a ResNet; else that of
+    `cao bench`, else an assumption.
+    """
     measured = {} if bench.empty else dict(zip(bench["name"], bench["value"], strict=True))
-    return {kind: float(measured.get(row, PRODUCT_PRICE[kind])) for kind, row in PRODUCT_PRICE_ROW.items()}
+    usual = {kind: float(measured.get(row, PRODUCT_PRICE[kind])) for kind, row in PRODUCT_PRICE_ROW.items()}
+    return usual | own_prices(epochs)
+
+
+def own_prices(epochs: DataFrame) -> dict[str, float]:
+    """Return the price of a product as the seconds of the task's own runs tell it, by kind of curvature.
+
+    The seconds of an epoch without products, per gradient, are those of SGD; what an epoch with products takes beyond
+    its gradients is theirs. Medians, because a machine stumbles now and then.
+    """
+    steps = epochs.groupby("run")[["gradient_evaluations", "hessian_products"]]
+    own = (epochs[["gradient_evaluations", "hessian_products"]] - steps.shift(fill_value=0.0)).fillna(0.0)
+    rows = epochs.assign(gradients=own["gradient_evaluations"], products=own["hessian_products"])
+    rows = rows[rows["has_ended"] & (rows["gradients"] > 0) & (rows["train_seconds"] > 0)]
+    plain, curved = rows[rows["optimizer"] == "sgd"], rows[(rows["products"] > 0) & (rows["optimizer"] == "cao")]
+    if plain.empty or curved.empty:
+        return {}
+    gradient = (plain["train_seconds"] / plain["gradients"]).median()
+    surplus = (curved["train_seconds"] / gradient - curved["gradients"]) / curved["products"]
+    found = surplus.groupby(curved["curvature"].fillna("hessian")).median()
+    return {str(kind): float(price) for kind, price in found.items() if price > 0}
 
 
 def gradient_cost(epochs: DataFrame, prices: dict[str, float]) -> Series:
@@ -110,7 +134,7 @@ def time_to_threshold(hits: DataFrame, baseline: str | None) -> DataFrame:
     """Return one row per label of one task: how many seeds reached the threshold, when, and the speedup.
 
     The mean and std are over the seeds that reached it, and `reached` of `seeds` says how many those are. The
-    speedup is the baseline's crossing over the label's, over seeds on which both reached the threshold.
+    speedup is the baseline's crossing over the label's, over the seeds on which each reached the threshold.
     """
     crossings, table = crossings_by_label(hits), arrivals(hits)
     rows = []
@@ -138,7 +162,9 @@ def crossings_by_label(hits: DataFrame) -> dict[str | None, Crossings]:
 
 
 def speedups(reference: Crossings | None, own: Crossings) -> dict[str, Interval]:
-    """Return how many times sooner a method crosses than a reference, in epochs and in seconds."""
+    """Return how many times sooner a method crosses than a reference, in epochs and in seconds; nothing for itself."""
+    if reference is own:
+        return {unit: ratio_interval({}, {}) for unit in own}
     return {unit: ratio_interval(reference[unit] if reference else {}, own[unit]) for unit in own}
 
 
@@ -173,7 +199,7 @@ def run_costs(epochs: DataFrame) -> DataFrame:
 
 
 def cost_ratios(costs: DataFrame, baseline: str | None) -> DataFrame:
-    """Return one row a label of one task: mean seconds an epoch, peak memory, their paired ratios to a baseline."""
+    """Return one row a label of one task: mean seconds an epoch, peak memory, their ratios to a baseline."""
     reference, rows = costs[costs["label"] == baseline], []
     for key, group in costs.groupby(LABEL_KEY):
         row = dict(zip(LABEL_KEY, key, strict=True)) | {"seeds": len(group)}
@@ -200,22 +226,30 @@ def stability_edge(runs: DataFrame) -> Series:
 def stable_windows(epochs: DataFrame) -> DataFrame:
     """Return, for each method and seed that searched for it, the largest rate that worked and the next that did not.
 
-    A method is an optimizer with its rank and momentum; a rate α/η worked if the run fell below the declared loss.
+    A method is an optimizer with its rank and momentum; `protocol.outcome_of_rate` says whether a rate α/η worked.
+    `unstable` counts the runs that failed by instability; the others that failed were too slow.
     """
-    tried = epochs[epochs["suite"].isin(STABILITY) & epochs["has_ended"]].copy()
-    tried["rate"] = effective_rate(tried)
-    tried["target"] = tried["task"].map({task: stable_loss(task) for task in tried["task"].unique()})
-    tried["worked"] = (tried["train_loss"] < tried["target"]) & (tried["status"] == "finished")
-    method = ["task", "optimizer", "rank", "momentum", "seed"]
-    runs = tried.groupby([*method, "rate"], dropna=False)
-    trials = runs.agg(worked=("worked", "any"), run=("run", "first")).reset_index()
-    rows = []
+    trials = tried_rates(epochs)
+    method, rows = ["task", "optimizer", "rank", "momentum", "seed"], []
     for key, group in trials.groupby(method, dropna=False):
-        working = group[group["worked"]].sort_values("rate")
+        has_worked = group["outcome"] == "works"
+        working = group[has_worked].sort_values("rate")
         largest, run = (math.nan, None) if working.empty else working.iloc[-1][["rate", "run"]]
-        failed = group.loc[~group["worked"] & ~(group["rate"] <= largest), "rate"].min()
-        rows.append((*key, largest, failed, len(group), run))
-    return DataFrame(rows, columns=[*method, "largest_stable", "smallest_unstable", "trials", "run"])
+        failed = group.loc[~has_worked & ~(group["rate"] <= largest), "rate"].min()
+        unstable = int((group["outcome"] == "unstable").sum())
+        rows.append((*key, largest, failed, unstable, len(group), run))
+    return DataFrame(rows, columns=[*method, "largest_stable", "smallest_unstable", "unstable", "trials", "run"])
+
+
+def tried_rates(epochs: DataFrame) -> DataFrame:
+    """Return one row per ended run of a search for stable rates: its effective rate, and what became of it."""
+    tried = epochs[epochs["suite"].isin(STABILITY) & epochs["has_ended"]]
+    rows = tried.drop_duplicates("run").assign(rate=effective_rate)
+    outcomes = {
+        run: outcome_of_rate(own["task"].iloc[0], own["train_loss"].tolist(), own["status"].iloc[0] != "finished")
+        for run, own in tried.groupby("run")
+    }
+    return rows.assign(outcome=rows["run"].map(outcomes))
 
 
 def predicted_windows(epochs: DataFrame, refreshes: DataFrame) -> DataFrame:
@@ -232,12 +266,13 @@ def predicted_windows(epochs: DataFrame, refreshes: DataFrame) -> DataFrame:
 
 
 def quadratic_limit(eigenvalues: DataFrame) -> Series:
-    """Return the α/η below which a step contracts along each eigenvector; infinite for λ ≤ 0, where none does.
+    """Return the α/η below which a step contracts along each eigenvector; NaN for λ ≤ 0, where none does at any rate.
 
     Outside the sketch the step is (α/η)·λ, and less than 2 gives 2/λ; inside it is αλ/(λ + η), which gives 2/λ + 2/η.
+    Along λ ≤ 0 a quadratic has no minimum, and so no rate is the limit of anything.
     """
     is_captured = eigenvalues["is_captured"].astype(bool)
-    outside = 2 / eigenvalues["eigenvalue"].where(eigenvalues["eigenvalue"] > 0, 0.0)
+    outside = 2 / eigenvalues["eigenvalue"].where(eigenvalues["eigenvalue"] > 0)
     return outside + (2 / eigenvalues["damping"]).where(is_captured, 0.0)
 
 

@@ -139,5 +139,6 @@ def claims_markdown(verdicts: DataFrame) -> str:
     for name, rows in verdicts.groupby("claim", sort=False):
         cells = rows[["suite", "task", "verdict", "evidence"]].rename(columns=str.capitalize)
         lines += [f"## {str(name).capitalize()}", "", rows["statement"].iloc[0], "", markdown(cells)]
-        lines += [f"*Rule.* {rows['rule'].iloc[0]}", ""]
+        again = "" if rows["is_counted"].all() else " The same comparison again: it is not counted."
+        lines += [f"*Rule.* {rows['rule'].iloc[0]}{again}", ""]
     return "\n".join(lines)

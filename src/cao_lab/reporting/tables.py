@@ -104,7 +104,7 @@ def threshold_table(logs: Logs, found: list[Setting]) -> Table:
     numbers = named(logs, stacked(frames))
     caption = (
         "Time to the declared train loss, mean ± std over the seeds that reached it († single seed). Speedup: "
-        "geometric mean over seeds of Adam's crossing over the method's, with its 95 % t-interval."
+        "ratio of the geometric means of Adam's crossings and the method's, with Welch's interval at 95 %."
     )
     cells = [threshold_cells(row) for _, row in numbers.iterrows()]
     return Table("time-to-threshold", caption, DataFrame(cells), numbers)
@@ -160,7 +160,7 @@ def cost_table(logs: Logs, found: list[Setting]) -> Table:
         | {"Memory of": str(row["peak_memory_source"])}
         for _, row in numbers.iterrows()
     ]
-    caption = "Mean seconds an epoch and peak memory, and their per-seed ratios to SGD with a 95 % t-interval."
+    caption = "Mean seconds an epoch and peak memory, and their ratios to SGD with Welch's interval at 95 %."
     return Table("cost", caption, DataFrame(cells), numbers)
 
 

@@ -102,7 +102,7 @@ def test_adam_has_no_edge(tmp_path: Path) -> None:
 def test_stable_windows_show_both_ends_and_the_predictions(tmp_path: Path) -> None:
     runs = [
         Run(
-            [4.0, 1.0 if rate < 0.5 else 3.0], f"{label}-{rate}", 0, config | {"lr": rate}, "stable-range",
+            [2.2, 1.0 if rate < 0.5 else 3.0], f"{label}-{rate}", 0, config | {"lr": rate}, "stable-range",
             "digits-mlp", eigenvalues=[8.0, 4.0],
         )
         for rate in (0.1, 0.4, 0.8)
