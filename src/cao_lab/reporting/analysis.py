@@ -1,4 +1,4 @@
-"""What the logs say: first-hit epochs, means, speedups, costs, stable rates. Tables in, tables out."""
+"""What the logs say: first-hit epochs, means, speedups, costs. Tables in, tables out."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -8,15 +8,14 @@ from typing import TypeAlias
 import numpy as np
 from pandas import DataFrame, Series
 
-from cao_lab.facts import METHODS, suites_of
-from cao_lab.protocol import PRODUCT_PRICE, PRODUCT_PRICE_ROW, outcome_of_rate
+from cao_lab.facts import METHODS
+from cao_lab.protocol import PRODUCT_PRICE, PRODUCT_PRICE_ROW
 from cao_lab.reporting.intervals import Interval, ratio_interval
 from cao_lab.reporting.logreader import RUN_KEY
 
 LABEL_KEY = RUN_KEY[:-1]
 TASK_KEY = RUN_KEY[:-2]
 WITHOUT_EPOCHS = tuple(name for name, info in METHODS.items() if not info.has_epochs)
-STABILITY = suites_of(["stability"])
 UNITS = ["epoch", "seconds", "gradient_cost"]
 """What the time to a threshold is counted in."""
 LARGEST_DRAWN = 1e150
@@ -123,11 +122,12 @@ def by_seed(rows: DataFrame, column: str) -> dict[int, float]:
 
 def arrivals(hits: DataFrame) -> DataFrame:
     """Return one row per label of one task and threshold: how many seeds reached it, and when, over those that did."""
-    grouped = hits.groupby([*LABEL_KEY, "threshold"])[UNITS]
+    groups = hits.groupby([*LABEL_KEY, "threshold"])
+    grouped, crossed = groups[UNITS], groups[["crossing_epoch", "crossing_seconds"]].mean().add_suffix("_mean")
     mean, std = grouped.mean(), grouped.std()
     table = DataFrame({"seeds": grouped.size(), "reached": grouped.count()["epoch"]})
     columns = {f"{unit}_{name}": part[unit] for unit in UNITS for name, part in (("mean", mean), ("std", std))}
-    return table.assign(**columns).reset_index()
+    return table.assign(**columns).join(crossed).reset_index()
 
 
 def time_to_threshold(hits: DataFrame, baseline: str | None) -> DataFrame:
@@ -210,70 +210,6 @@ def cost_ratios(costs: DataFrame, baseline: str | None) -> DataFrame:
             row |= {f"{unit}_ratio_low": ratio.low, f"{unit}_ratio_high": ratio.high}
         rows.append(row)
     return DataFrame(rows)
-
-
-def effective_rate(runs: DataFrame) -> Series:
-    """Return the rate on the complement of the sketch: α/η for CAO as written, α for everything else."""
-    divided = (runs["optimizer"] == "cao") & (runs["scaling"] == "inverse-damping")
-    return runs["base_lr"].where(~divided, runs["base_lr"] / runs["damping"])
-
-
-def stability_edge(runs: DataFrame) -> Series:
-    """Return the curvature 2(1+β)/α_eff above which a step with momentum β diverges on a quadratic."""
-    return 2 * (1 + runs["momentum"].fillna(0)) / effective_rate(runs)
-
-
-def stable_windows(epochs: DataFrame) -> DataFrame:
-    """Return, for each method and seed that searched for it, the largest rate that worked and the next that did not.
-
-    A method is an optimizer with its rank and momentum; `protocol.outcome_of_rate` says whether a rate α/η worked.
-    `unstable` counts the runs that failed by instability; the others that failed were too slow.
-    """
-    trials = tried_rates(epochs)
-    method, rows = ["task", "optimizer", "rank", "momentum", "seed"], []
-    for key, group in trials.groupby(method, dropna=False):
-        has_worked = group["outcome"] == "works"
-        working = group[has_worked].sort_values("rate")
-        largest, run = (math.nan, None) if working.empty else working.iloc[-1][["rate", "run"]]
-        failed = group.loc[~has_worked & ~(group["rate"] <= largest), "rate"].min()
-        unstable = int((group["outcome"] == "unstable").sum())
-        rows.append((*key, largest, failed, unstable, len(group), run))
-    return DataFrame(rows, columns=[*method, "largest_stable", "smallest_unstable", "unstable", "trials", "run"])
-
-
-def tried_rates(epochs: DataFrame) -> DataFrame:
-    """Return one row per ended run of a search for stable rates: its effective rate, and what became of it."""
-    tried = epochs[epochs["suite"].isin(STABILITY) & epochs["has_ended"]]
-    rows = tried.drop_duplicates("run").assign(rate=effective_rate)
-    outcomes = {
-        run: outcome_of_rate(own["task"].iloc[0], own["train_loss"].tolist(), own["status"].iloc[0] != "finished")
-        for run, own in tried.groupby("run")
-    }
-    return rows.assign(outcome=rows["run"].map(outcomes))
-
-
-def predicted_windows(epochs: DataFrame, refreshes: DataFrame) -> DataFrame:
-    """Return the stable windows beside the largest rate that is stable on a quadratic of the logged eigenvalues.
-
-    Taken from the run at the largest rate that worked: `predicted_first` is the limit at the start of training,
-    `predicted_median` the median over the run, whose eigenvalues change.
-    """
-    watched = refreshes[refreshes["suite"].isin(STABILITY)]
-    limits = quadratic_limit(watched).groupby([watched["run"], watched["step"]]).min().groupby("run")
-    windows = stable_windows(epochs)
-    run = windows["run"]
-    return windows.assign(predicted_first=run.map(limits.first()), predicted_median=run.map(limits.median()))
-
-
-def quadratic_limit(eigenvalues: DataFrame) -> Series:
-    """Return the α/η below which a step contracts along each eigenvector; NaN for λ ≤ 0, where none does at any rate.
-
-    Outside the sketch the step is (α/η)·λ, and less than 2 gives 2/λ; inside it is αλ/(λ + η), which gives 2/λ + 2/η.
-    Along λ ≤ 0 a quadratic has no minimum, and so no rate is the limit of anything.
-    """
-    is_captured = eigenvalues["is_captured"].astype(bool)
-    outside = 2 / eigenvalues["eigenvalue"].where(eigenvalues["eigenvalue"] > 0)
-    return outside + (2 / eigenvalues["damping"]).where(is_captured, 0.0)
 
 
 def sensitivity(epochs: DataFrame, hits: DataFrame) -> DataFrame:

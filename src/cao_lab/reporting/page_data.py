@@ -8,9 +8,10 @@ import numpy as np
 from pandas import DataFrame, Series
 
 from cao_lab.facts import method_info
-from cao_lab.reporting.analysis import CURVES, gradient_cost, seed_band, stability_edge, undeclared_threshold
+from cao_lab.reporting.analysis import CURVES, gradient_cost, seed_band, undeclared_threshold
 from cao_lab.reporting.page_times import levels, times
 from cao_lab.reporting.palette import in_order, strokes
+from cao_lab.reporting.rates import stability_edge
 from cao_lab.reporting.setting import Setting
 
 UNITS = ("epoch", "seconds", "cost")

@@ -14,21 +14,21 @@ from pandas import DataFrame
 
 from cao_lab.facts import PAPER_TASK, SEARCHING, SUITES, suites_of
 from cao_lab.protocol import EARLY_SHARE
-from cao_lab.reporting.analysis import predicted_windows
 from cao_lab.reporting.claims import audit
+from cao_lab.reporting.eigenvalue_figure import eigenvalue_figure
 from cao_lab.reporting.figures import (
     STYLE,
     curve_figure,
-    eigenvalue_figure,
     rank_ablation,
     rank_ablation_figure,
-    stable_window_figure,
     train_loss_figure,
     wall_clock_figure,
 )
 from cao_lab.reporting.logreader import Logs, load_logs
 from cao_lab.reporting.page import page
+from cao_lab.reporting.rates import predicted_windows
 from cao_lab.reporting.setting import Setting, settings
+from cao_lab.reporting.stable_rates_figure import stable_window_figure
 from cao_lab.reporting.tables import make_tables
 from cao_lab.reporting.tabular import markdown, write_table
 

@@ -14,13 +14,13 @@ from cao_lab.reporting.analysis import (
     cost_ratios,
     final_results,
     mean_and_std,
-    predicted_windows,
     run_costs,
     sensitivity,
     time_to_threshold,
 )
 from cao_lab.reporting.logreader import Logs
 from cao_lab.reporting.names import method_name
+from cao_lab.reporting.rates import predicted_windows
 from cao_lab.reporting.setting import Setting
 from cao_lab.reporting.tabular import NOT_REACHED, Table, ratio, spread
 

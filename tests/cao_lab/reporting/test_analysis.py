@@ -14,7 +14,7 @@ from scipy import stats
 from synthetic_logs import ADAM, CAO, SGD, Run, suite_of_runs, write_suite
 
 from cao_lab.protocol import PRODUCT_PRICE
-from cao_lab.reporting import analysis
+from cao_lab.reporting import analysis, rates
 from cao_lab.reporting.intervals import (
     difference_interval,
     paired_ratio,
@@ -203,8 +203,8 @@ def test_costs_are_ratios_to_the_baseline_of_the_same_seed(tmp_path: Path) -> No
 def test_the_edge_of_stability_takes_the_effective_rate_and_momentum(tmp_path: Path) -> None:
     runs = [Run([1.0], "a", 0, SGD), Run([1.0], "b", 0, CAO), Run([1.0], "c", 0, CAO | {"scaling": "unit"})]
     epochs = table(tmp_path, *runs)
-    assert analysis.effective_rate(epochs).tolist() == pytest.approx([0.01, 0.1, 0.01])
-    assert analysis.stability_edge(epochs).tolist() == pytest.approx([380.0, 20.0, 200.0])
+    assert rates.effective_rate(epochs).tolist() == pytest.approx([0.01, 0.1, 0.01])
+    assert rates.stability_edge(epochs).tolist() == pytest.approx([380.0, 20.0, 200.0])
 
 
 def test_a_stable_window_ends_between_the_last_that_works_and_the_next_that_fails(tmp_path: Path) -> None:
@@ -212,7 +212,7 @@ def test_a_stable_window_ends_between_the_last_that_works_and_the_next_that_fail
         Run([2.2, 1.0 if rate < 0.5 else 3.0], f"sgd-lr{rate}", 0, SGD | {"lr": rate}, "stable-range", "digits-mlp")
         for rate in (0.1, 0.4, 0.6, 0.8)
     ]
-    found = analysis.stable_windows(table(tmp_path, *runs)).iloc[0]
+    found = rates.stable_windows(table(tmp_path, *runs)).iloc[0]
     assert (found["largest_stable"], found["smallest_unstable"], found["trials"]) == (0.4, 0.6, 4)
 
 
@@ -221,7 +221,7 @@ def test_the_predicted_rate_is_where_a_quadratic_turns_unstable(tmp_path: Path) 
         run = Run([2.2, 1.0], "one", 0, config, "stable-range", "digits-mlp", eigenvalues=eigenvalues)
         folder = tmp_path / f"{len(list(tmp_path.iterdir()))}"
         logs = load_logs(write_suite(folder, [run]))
-        found = analysis.predicted_windows(logs.epochs, logs.refreshes).iloc[0]
+        found = rates.predicted_windows(logs.epochs, logs.refreshes).iloc[0]
         return found["predicted_first"], found["predicted_median"]
 
     # λ = 8 has the limit 2/8; captured at η = 0.1 it has 2/8 + 2/0.1; along negative ones no rate contracts.

@@ -4,10 +4,10 @@ import math
 
 from pandas import DataFrame, Series
 
-from cao_lab.protocol import RATIO_MARGIN, without_tuning
-from cao_lab.reporting.analysis import stable_windows
+from cao_lab.protocol import RATIO_MARGIN, TUNING_SEED
 from cao_lab.reporting.intervals import Interval, ratio_interval, with_noise
 from cao_lab.reporting.logreader import RUN_KEY
+from cao_lab.reporting.rates import stable_windows
 from cao_lab.reporting.setting import Setting
 from cao_lab.reporting.verdicts import Finding, Verdict, said, shared_confidence, untestable, untested
 
@@ -28,10 +28,12 @@ def no_divergence(setting: Setting) -> Finding:
 
 def positive_definite(setting: Setting) -> Finding:
     """Does not hold if at some refresh of a CAO run on the Hessian a captured λ ≤ −η, for then (B + ηI)⁻¹ as the paper
-    writes it is not positive definite; holds if there were refreshes and none did so. Runs that chose a rate before
-    fresh seeds do not count.
+    writes it is not positive definite; holds if there were refreshes and none did so. Where rates were tuned, fresh
+    seeds count alone.
     """
-    rows = without_tuning(setting.refreshes)
+    rows = setting.refreshes
+    if setting.kind == "tuned" and (rows["seed"] != TUNING_SEED).any():
+        rows = rows[rows["seed"] != TUNING_SEED]
     captured = rows["is_captured"].astype(bool)
     rows = rows[captured & (rows["curvature"] != "gauss-newton") & (rows["optimizer"] == "cao")]
     if rows.empty:
