@@ -17,6 +17,7 @@ class Thresholds:
 
 PAPER_THRESHOLDS = Thresholds(0.75, (1.0, 0.9, 0.8, 0.75, 0.7, 0.6))
 DIGITS_THRESHOLDS = Thresholds(0.1, (0.5, 0.3, 0.2, 0.1, 0.05))
+TEXT_THRESHOLDS = Thresholds(2.0, (2.6, 2.4, 2.2, 2.0, 1.8, 1.6))
 DISTANCES = Thresholds(1e-3, (1e-1, 1e-2, 1e-3, 1e-4))
 PAPER_TASK = "cifar100-resnet18"
 PAPER_COSTS: Mapping[str, tuple[Mapping[str, float], Mapping[str, float]]] = {
@@ -41,13 +42,14 @@ class DatasetInfo:
 
 
 PAPER_MODELS = ("resnet18", "resnet34")
-MODELS = (*PAPER_MODELS, "linear", "mlp", "autoencoder")
+MODELS = (*PAPER_MODELS, "linear", "mlp", "autoencoder", "transformer")
 DATASETS: Mapping[str, DatasetInfo] = {
     "cifar10": DatasetInfo(10, PAPER_THRESHOLDS, PAPER_MODELS),
     "cifar100": DatasetInfo(100, PAPER_THRESHOLDS, PAPER_MODELS),
     "digits": DatasetInfo(10, DIGITS_THRESHOLDS),
     "breast-cancer": DatasetInfo(2),
     "diabetes": DatasetInfo(None),
+    "pydoc": DatasetInfo(96, TEXT_THRESHOLDS),
 }
 
 # The command line takes its choices from the tables; a type checker cannot look into them.
@@ -102,6 +104,9 @@ SUITES: Mapping[str, SuiteInfo] = {
     "mini": SuiteInfo("comparison", "mini:MINI"),
     "mini-tuned": SuiteInfo("tuned", "tuned:mini_tuned"),
     "sensitivity": SuiteInfo("sweep", "paper:SENSITIVITY"),
+    "mini-sensitivity": SuiteInfo("sweep", "mini:MINI_SENSITIVITY"),
+    "digits-tuned": SuiteInfo("tuned", "tuned:digits_tuned"),
+    "transformer": SuiteInfo("tuned", "transformer:transformer"),
     "ill-conditioned": SuiteInfo("optimum", "ill_conditioned:ill_conditioned", DISTANCES),
     "stable-range": SuiteInfo("stability", "stable_range:stable_range"),
     "demo": SuiteInfo("comparison", "paper:DEMO"),
@@ -145,6 +150,9 @@ METHODS: Mapping[str, MethodInfo] = {
     "adahessian": MethodInfo("AdaHessian"),
     "soap": MethodInfo("SOAP"),
     "muon": MethodInfo("Muon"),
+    "adagrad": MethodInfo("AdaGrad"),
+    "rmsprop": MethodInfo("RMSProp"),
+    "shampoo": MethodInfo("Shampoo"),
 }
 
 

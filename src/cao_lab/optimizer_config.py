@@ -6,13 +6,16 @@ from typing import Annotated, Any, get_args
 
 import tyro
 
+from cao_lab.runs.methods.adagrad import AdaGradConfig as AdaGradConfig
 from cao_lab.runs.methods.adahessian import AdaHessianConfig as AdaHessianConfig
 from cao_lab.runs.methods.adam import AdamConfig as AdamConfig
 from cao_lab.runs.methods.adamw import AdamWConfig as AdamWConfig
 from cao_lab.runs.methods.cao import CAOConfig as CAOConfig
 from cao_lab.runs.methods.lbfgs import LBFGSConfig as LBFGSConfig
 from cao_lab.runs.methods.muon import MuonConfig as MuonConfig
+from cao_lab.runs.methods.rmsprop import RMSPropConfig as RMSPropConfig
 from cao_lab.runs.methods.sgd import SGDConfig as SGDConfig
+from cao_lab.runs.methods.shampoo import ShampooConfig as ShampooConfig
 from cao_lab.runs.methods.soap import SOAPConfig as SOAPConfig
 
 OptimizerConfig = (
@@ -24,6 +27,9 @@ OptimizerConfig = (
     | Annotated[AdaHessianConfig, tyro.conf.subcommand("adahessian")]
     | Annotated[SOAPConfig, tyro.conf.subcommand("soap")]
     | Annotated[MuonConfig, tyro.conf.subcommand("muon")]
+    | Annotated[AdaGradConfig, tyro.conf.subcommand("adagrad")]
+    | Annotated[RMSPropConfig, tyro.conf.subcommand("rmsprop")]
+    | Annotated[ShampooConfig, tyro.conf.subcommand("shampoo")]
 )
 
 

@@ -6,7 +6,7 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, NullLocator
+from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
 from pandas import DataFrame
 
 from cao_lab.facts import method_info
@@ -15,6 +15,7 @@ from cao_lab.reporting.figures import PLAIN_NUMBERS, drawable, plain, styled, ti
 from cao_lab.reporting.palette import in_order
 from cao_lab.reporting.rates import stability_edge
 
+MOST_LABELS = 7
 LABEL_HEIGHT = 0.07
 """Share of a panel that a small label takes."""
 
@@ -26,8 +27,8 @@ def eigenvalue_figure(refreshes: DataFrame, largest: int = 6) -> Figure:
     Mean over seeds; the first eigenvalue that is not captured is grey. An edge exists for SGD and CAO alone. Where
     there are too many methods, those of the highest ranks are drawn.
     """
-    order = in_order(refreshes).sort_values("rank", ascending=False, kind="stable")["name"]
-    names = sorted(order[:largest])
+    order = in_order(refreshes)
+    names = order.sort_values("rank", ascending=False, kind="stable")[:largest].sort_index()["name"]
     columns, rows = min(len(names), 3), -(-len(names) // 3)
     width, height = 3.3 * max(columns, 1.6), 2.3 * rows + 0.9
     figure = Figure(figsize=(width, height))
@@ -61,12 +62,17 @@ def draw_eigenvalues(axes: Axes, rows: DataFrame) -> None:
         axes.plot(mean.index, mean, color=colour, linewidth=1.2, marker="." if len(mean) == 1 else "none")
         if np.isfinite(mean.iloc[-1]):
             ends.append((float(mean.iloc[-1]), f"λ{number:.0f}", colour))
-    label_ends(axes, ends)
-    edge = stability_edge(rows).iloc[0]
-    if method_info(rows["optimizer"].iloc[0]).has_edge and np.isfinite(edge):
-        axes.axhline(edge, color="#444444", linewidth=0.9, linestyle=(0, (4, 2)))
-        across = axes.get_yaxis_transform()
-        axes.annotate(edge_name(rows), (0.02, edge), xycoords=across, fontsize=7, color="#444444", va="bottom")
+    # Of many, the first two and the last two are enough to tell the others.
+    label_ends(axes, ends if len(ends) <= MOST_LABELS else [*ends[:2], *ends[-2:]])
+    # Automatic damping moves the edge at every refresh.
+    edge = stability_edge(rows).groupby(rows["epoch"]).mean()
+    if method_info(rows["optimizer"].iloc[0]).has_edge and np.isfinite(edge).all():
+        dash: dict[str, Any] = {"color": "#444444", "linewidth": 0.9, "linestyle": (0, (4, 2))}
+        axes.axhline(edge.iloc[0], **dash) if edge.nunique() == 1 else axes.plot(edge.index, edge, **dash)
+        place, across = (0.02, edge.iloc[len(edge) // 2]), axes.get_yaxis_transform()
+        axes.annotate(edge_name(rows), place, xycoords=across, fontsize=7, color="#444444", va="bottom")
+    if rows["epoch"].nunique() == 1:
+        axes.set_xlim(-0.5, 1)
 
 
 def edge_name(rows: DataFrame) -> str:
@@ -87,9 +93,10 @@ def label_ends(axes: Axes, ends: list[tuple[float, str, Any]]) -> None:
 def scale_eigenvalues(axes: Axes, eigenvalues: np.ndarray) -> None:
     """Choose a scale on which eigenvalues of all sizes and signs can be read, the limits with it."""
     found = eigenvalues[np.isfinite(eigenvalues) & (np.abs(eigenvalues) <= LARGEST_DRAWN)]
-    largest = max(float(np.abs(found).max(initial=0.0)), 1e-12)
-    # Four decades up to the largest are told apart; what is smaller lies around zero.
-    linear = 10.0 ** np.floor(np.log10(largest) - 3)
+    sizes = np.abs(found) if found.size else np.ones(1)
+    largest = max(float(sizes.max()), 1e-12)
+    # Three decades up to the largest are told apart, fewer if all are large; what is smaller lies around zero.
+    linear = 10.0 ** np.floor(np.log10(max(largest / 100, float(np.quantile(sizes, 0.02)))))
     axes.set_yscale("symlog", linthresh=linear, linscale=0.5)
     decades = linear * 10.0 ** np.arange(0, 6)
     ticks = [tick for tick in decades if tick <= 3 * largest]
@@ -98,4 +105,5 @@ def scale_eigenvalues(axes: Axes, eigenvalues: np.ndarray) -> None:
     axes.set_ylim(1.5 * found.min() if has_negative else -linear / 2, 3 * largest)
     axes.yaxis.set_major_locator(FixedLocator([*negative, 0.0, *ticks]))
     axes.yaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
     axes.yaxis.set_major_formatter(PLAIN_NUMBERS)

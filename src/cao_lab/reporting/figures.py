@@ -46,6 +46,8 @@ def curve_figure(
         frame_losses(axes, shown, column)
     axes.set(xlabel=x_label(runs, x), ylabel=AXES[column], title=title(runs))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    if shown[x].nunique() == 1:
+        axes.set_xlim(0, 2 * shown[x].iloc[0] or 1)
     curves, names = axes.get_legend_handles_labels()
     if curves:
         wrapped = [fill(name, LEGEND_WIDTH) for name in names]
@@ -68,10 +70,12 @@ def x_label(runs: DataFrame, x: str) -> str:
 def frame_losses(axes: Axes, shown: DataFrame, column: str) -> None:
     """Choose the scale of an axis of losses, and cut off what lies far above every start."""
     highest = ceiling(shown, column)
-    inside = shown.loc[shown[column] <= highest, column].to_numpy()
-    if (shown[column] > highest).any():
-        axes.set_ylim(top=1.1 * inside[np.isfinite(inside)].max())
-    if (shown[column] > 0).all() and spans_decades(inside):
+    inside = shown.loc[shown[column].abs() <= highest, column].to_numpy()
+    is_log = bool((shown[column] > 0).all()) and spans_decades(inside)
+    if (shown[column] > highest).any() and inside.size:
+        margin = 0.05 * (inside.max() - inside.min())
+        axes.set_ylim(inside.min() / 1.2 if is_log else inside.min() - margin, inside.max() + margin)
+    if is_log:
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter(PLAIN_NUMBERS)
         axes.yaxis.set_minor_formatter(NullFormatter())

@@ -95,10 +95,16 @@ def setting_figures(runs: DataFrame, setting: Setting) -> dict[str, "partial[Fig
     if controls["label"].nunique() > 2:
         figures["controls"] = partial(train_loss_figure, controls, goal)
     if len(setting.refreshes):
-        watched = setting.refreshes["label"].isin([setting.labels.get(part) for part in WATCHED_PARTS])
-        chosen = setting.refreshes[watched] if watched.any() else setting.refreshes
-        figures["eigenvalues"] = partial(eigenvalue_figure, chosen)
+        figures["eigenvalues"] = partial(eigenvalue_figure, watched(setting))
     return figures
+
+
+def watched(setting: Setting) -> DataFrame:
+    """Return the eigenvalues to draw: those of the main methods, or of each at its best where rates were searched."""
+    main = [setting.labels.get(part) for part in WATCHED_PARTS]
+    labels = main if setting.kind != "optimum" else setting.best["label"].unique()
+    chosen = setting.refreshes[setting.refreshes["label"].isin(labels)]
+    return setting.refreshes if chosen.empty else chosen
 
 
 def of_parts(setting: Setting, names: tuple[str, ...]) -> DataFrame:

@@ -63,7 +63,7 @@ class Setting:
             return self.epochs
         runs = self.epochs.drop_duplicates("run").set_index("run")
         runs = runs.assign(final_train_loss=final_train_losses(self.epochs))
-        kinds = runs.groupby(["optimizer", "rank", "momentum"], dropna=False)
+        kinds = runs.groupby(["optimizer", "rank", "momentum", "damping"], dropna=False)
         return self.epochs[self.epochs["label"].isin([representative(runs) for _, runs in kinds])]
 
     @cached_property

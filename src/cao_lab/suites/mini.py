@@ -22,6 +22,14 @@ CAO = CAOConfig(rank=1, refresh_every=STEPS_PER_EPOCH)
 CAO_WITH_MOMENTUM = replace(CAO, momentum=0.9, lr=CAO.lr / 10)
 
 
+# As the paper prints P, as its text has the eigensolver, and after the "brief SGD phase", of which an epoch is a guess.
+AS_PRINTED: list[OptimizerConfig] = [
+    replace(CAO, negative_curvature="signed"),
+    replace(CAO, eigensolver="lanczos"),
+    replace(CAO, warmup_steps=STEPS_PER_EPOCH),
+]
+
+
 def small(optimizer: OptimizerConfig, dataset: DatasetName, model: ModelName, seed: int, epochs: int) -> RunConfig:
     """Return a run of the paper's protocol at the small size."""
     return RunConfig(optimizer, dataset, model, seed, epochs, width=WIDTH, train_samples=SAMPLES)
@@ -36,10 +44,20 @@ ON_CIFAR100: list[OptimizerConfig] = [
     CAO_WITH_MOMENTUM,
     replace(CAO, rank=3),
     replace(CAO, rank=5),
+    *AS_PRINTED,
 ]
-ON_CIFAR10: list[OptimizerConfig] = [SGDConfig(), AdamConfig(), CAO]
+MAIN: list[OptimizerConfig] = [SGDConfig(), AdamConfig(), CAO]
+OTHERS = [*(("cifar10", model) for model in PAPER_MODELS), ("cifar100", "resnet34")]
 
 MINI = [
     *(small(optimizer, "cifar100", "resnet18", seed, EPOCHS) for seed in SEEDS for optimizer in ON_CIFAR100),
-    *(small(optimizer, "cifar10", model, 0, EPOCHS) for model in PAPER_MODELS for optimizer in ON_CIFAR10),
+    *(small(one, dataset, model, seed, EPOCHS) for seed in SEEDS for dataset, model in OTHERS for one in MAIN),
+]
+
+# The paper's sweep: η over two decades, m from half to twice an epoch. It speaks of variance, which takes seeds.
+MINI_SENSITIVITY = [
+    small(replace(CAO, damping=damping, refresh_every=interval), "cifar100", "resnet18", seed, EPOCHS)
+    for seed in SEEDS
+    for damping in (1e-3, 1e-2, 1e-1)
+    for interval in (STEPS_PER_EPOCH // 2, STEPS_PER_EPOCH, 2 * STEPS_PER_EPOCH)
 ]

@@ -77,6 +77,7 @@ def test_images_stay_bytes_and_targets_fit_their_loss(data_dir: Path) -> None:
         "digits",
         "cifar10",
         "cifar100",
+        "pydoc",
     }
     assert loaded["diabetes"].train_targets.shape == (353, 1)
     assert all(d.train_targets.dtype == torch.int64 for d in loaded.values() if d.classes is not None)
