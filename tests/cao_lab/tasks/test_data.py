@@ -84,7 +84,7 @@ def test_images_stay_bytes_and_targets_fit_their_loss(data_dir: Path) -> None:
 
 
 def test_an_unknown_dataset_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(ValueError, match=r"one of digits, cifar10, .* got mnist"):
+    with pytest.raises(ValueError, match=r"one of cifar10, cifar100, .* got mnist"):
         load("mnist")
 
 
