@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from pandas import DataFrame, Series
 
 from cao_lab.reporting.analysis import final_results, run_costs
-from cao_lab.reporting.names import method_name
+from cao_lab.reporting.names import MIXED, method_name
 from cao_lab.reporting.rates import stable_windows
 from cao_lab.reporting.setting import Setting
 from cao_lab.reporting.tabular import markdown
@@ -121,7 +121,11 @@ def stable_table(found: list[Setting]) -> DataFrame:
         windows = stable_windows(one.epochs)
         for seed, own in windows.groupby("seed"):
             in_order = own.sort_values(["rank", "optimizer"], na_position="first")
-            cells = {method_name(row): window(row) for _, row in in_order.iterrows()}
+            # A column is shared by seeds and tasks, so that the mark of one goes with its cell.
+            cells = {
+                method_name(row.drop("is_mixed")): window(row) + (f" {MIXED}" if row["is_mixed"] else "")
+                for _, row in in_order.iterrows()
+            }
             rows.append({"task": one.task, "seed": str(seed), **cells})
     return DataFrame(rows)
 

@@ -47,7 +47,8 @@ def told_apart(names: list[str], runs: Sequence[RunRecord]) -> list[str]:
 
 
 def method_name(row: Series) -> str:
-    """Return what to call a method of which only the rate varies."""
+    """Return what to call a method of which only the rate varies, marked if a run of it was resumed on other code."""
+    is_mixed = row.get("is_mixed", str(row.get("name", "")).endswith(MIXED))
     rank = "" if math.isnan(row["rank"]) else f" k={row['rank']:.0f}"
     momentum = f", momentum {row['momentum']:g}" if row["momentum"] > 0 else ""
-    return f"{method_info(row['optimizer']).title}{rank}{momentum}"
+    return f"{method_info(row['optimizer']).title}{rank}{momentum}{f' {MIXED}' if is_mixed else ''}"

@@ -6,6 +6,7 @@ from pandas import DataFrame, Series
 
 from cao_lab.facts import suites_of
 from cao_lab.protocol import outcome_of_rate
+from cao_lab.reporting.names import MIXED
 
 STABILITY = suites_of(["stability"])
 
@@ -35,8 +36,10 @@ def stable_windows(epochs: DataFrame) -> DataFrame:
         largest, run = (math.nan, None) if working.empty else working.iloc[-1][["rate", "run"]]
         failed = group.loc[~has_worked & ~(group["rate"] <= largest), "rate"].min()
         unstable = int((group["outcome"] == "unstable").sum())
-        rows.append((*key, largest, failed, unstable, len(group), run))
-    return DataFrame(rows, columns=[*method, "largest_stable", "smallest_unstable", "unstable", "trials", "run"])
+        is_mixed = bool(group["name"].str.endswith(MIXED).any())
+        rows.append((*key, largest, failed, unstable, len(group), run, is_mixed))
+    found = ["largest_stable", "smallest_unstable", "unstable", "trials", "run", "is_mixed"]
+    return DataFrame(rows, columns=[*method, *found])
 
 
 def tried_rates(epochs: DataFrame) -> DataFrame:

@@ -19,7 +19,7 @@ from cao_lab.reporting.analysis import (
     time_to_threshold,
 )
 from cao_lab.reporting.logreader import Logs
-from cao_lab.reporting.names import method_name
+from cao_lab.reporting.names import MIXED, method_name
 from cao_lab.reporting.rates import predicted_windows
 from cao_lab.reporting.setting import Setting
 from cao_lab.reporting.tabular import NOT_REACHED, Table, ratio, spread
@@ -222,4 +222,11 @@ TABLES: tuple[Callable[[Logs, list[Setting]], Table], ...] = (
 def make_tables(logs: Logs, found: list[Setting]) -> list[Table]:
     """Return every table that the logs have rows for; as in the audit, a run that chose a rate does not count."""
     judged = replace(logs, runs=without_tuning(logs.runs), epochs=without_tuning(logs.epochs))
-    return [table for make in TABLES if not (table := make(judged, found)).cells.empty]
+    return [explained(table) for make in TABLES if not (table := make(judged, found)).cells.empty]
+
+
+def explained(table: Table) -> Table:
+    """Say below a table what its mark means, where one of its methods bears it."""
+    is_marked = table.cells.map(lambda cell: MIXED in str(cell)).to_numpy().any()
+    note = f" {MIXED} A run of this method was resumed on other code than it began with."
+    return replace(table, caption=table.caption + note) if is_marked else table

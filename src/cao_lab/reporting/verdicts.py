@@ -77,7 +77,7 @@ def ends(found: Interval, form: str) -> str:
     """Return the ends of an interval, how many seeds it is of, and the noise if it is known."""
     seeds = " + ".join(str(count) for count in found.counts)
     between = f" [{found.low:{form}}, {found.high:{form}}]" if found.count > 1 else " without an interval"
-    unit = "×" if found.is_ratio else ""
+    unit = "×" if found.is_ratio else " points"
     noise = "" if math.isnan(found.noise) else f", noise {found.noise:.2f}{unit}"
     return f"{between} (n = {seeds}{noise})"
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 import tyro
 
-from cao_lab.assumptions import BASE_LR
+from cao_lab.assumptions import WEIGHT_DECAY
 from cao_lab.runs.methods.settings import Settings
 
 if TYPE_CHECKING:
@@ -18,32 +18,29 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ShampooConfig(Settings):
-    """Shampoo (pytorch_optimizer's ScalableShampoo): Kronecker factors of the gradient's second moment."""
+    """Shampoo (pytorch_optimizer): Kronecker factors of the gradient's second moment, one a dimension."""
 
     name: tyro.conf.Suppress[Literal["shampoo"]] = "shampoo"
-    lr: float = BASE_LR
-    """Learning rate; its steps are as long as SGD's."""
-    beta1: float = 0.9
-    """Decay of the gradient's mean."""
-    beta2: float = 0.999
-    """Decay of the preconditioner."""
-    weight_decay: float = 0.01
-    """Weight decay, decoupled."""
+    lr: float = 0.1
+    """Learning rate."""
+    momentum: float = 0.9
+    """Momentum."""
+    weight_decay: float = WEIGHT_DECAY
+    """Weight decay, added to the gradient."""
     update_every: int = 10
     """Steps from one preconditioner to the next."""
 
     at_least_one: ClassVar[tuple[str, ...]] = ("update_every",)
 
     def build(self, model: "nn.Module", seed: int) -> "Method":
-        """Build pytorch_optimizer's scalable Shampoo."""
+        """Build pytorch_optimizer's Shampoo; its scalable one keeps objects in its state that no checkpoint may hold."""
         from cao_lab.runs.methods.method import baseline, first_order, trainable
 
-        optimizer = baseline("ScalableShampoo")(
+        optimizer = baseline("Shampoo")(
             trainable(model),
             lr=self.lr,
-            betas=(self.beta1, self.beta2),
+            momentum=self.momentum,
             weight_decay=self.weight_decay,
-            decoupled_weight_decay=True,
             preconditioning_compute_steps=self.update_every,
         )
         return first_order(optimizer)
