@@ -27,13 +27,13 @@ class ShampooConfig(Settings):
     """Momentum."""
     weight_decay: float = WEIGHT_DECAY
     """Weight decay, added to the gradient."""
-    update_every: int = 10
-    """Steps from one preconditioner to the next."""
+    update_every: int = 1
+    """Steps from one preconditioner to the next; it does not move before the first."""
 
     at_least_one: ClassVar[tuple[str, ...]] = ("update_every",)
 
     def build(self, model: "nn.Module", seed: int) -> "Method":
-        """Build pytorch_optimizer's Shampoo; its scalable one keeps objects in its state that no checkpoint may hold."""
+        """Build pytorch_optimizer's Shampoo; the state of its scalable one holds objects, which no checkpoint may."""
         from cao_lab.runs.methods.method import baseline, first_order, trainable
 
         optimizer = baseline("Shampoo")(
