@@ -120,6 +120,22 @@ def test_the_control_of_tuned_runs_is_sgd_without_momentum(tmp_path: Path) -> No
     assert (found["sgd"], found["matched"]) == ("sgd", "plain")
 
 
+def test_each_damping_has_a_best_rate_of_its_own(tmp_path: Path) -> None:
+    runs = [
+        Run(
+            [3.0, 3.0 - damping * rate],
+            f"cao-{damping}-{rate}",
+            0,
+            CAO | {"damping": damping, "lr": rate},
+            "mini-tuned",
+        )
+        for damping in (0.1, 0.01)
+        for rate in (1.0, 2.0)
+    ]
+    found = settings(load_logs(write_suite(tmp_path, runs)))[0]
+    assert set(found.best["label"]) == {"cao-0.1-2.0", "cao-0.01-2.0"}
+
+
 @pytest.mark.parametrize("last", [math.nan, math.inf, 0.01])
 def test_a_run_that_diverged_is_never_the_best_however_low_it_was(tmp_path: Path, last: float) -> None:
     diverged = Run([1.0, 0.1, last], "adam-lr0.1", 0, ADAM | {"lr": 0.1}, "ill-conditioned", status="diverged")

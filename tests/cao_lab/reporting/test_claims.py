@@ -258,6 +258,16 @@ def test_one_indefinite_refresh_refutes_positive_definiteness(tmp_path: Path) ->
     assert verdicts(tmp_path / "uphill", runs, "positive definite")["mini"] == Verdict.FAILS
 
 
+def test_refreshes_of_runs_that_chose_a_rate_do_not_count_beside_fresh_seeds(tmp_path: Path) -> None:
+    chosen = [Run([4.0, 3.0], "cao", seed, CAO, "mini-tuned", eigenvalues=[5.0]) for seed in (1, 2)]
+    choosing = [
+        Run([4.0, 3.0], f"cao-lr{rate}", 0, CAO | {"lr": rate}, "mini-tuned", eigenvalues=[-5.0]) for rate in (0.1, 1.0)
+    ]
+    found = audit(settings(load_logs(write_suite(tmp_path, chosen + choosing))))
+    row = found[(found["claim"] == "positive definite") & (found["suite"] == "mini-tuned")].iloc[0]
+    assert (row["verdict"], row["evidence"]) == (Verdict.HOLDS, "0 of 4 refreshes captured a λ ≤ −η")
+
+
 def test_a_diverged_run_refutes_stability(tmp_path: Path) -> None:
     runs = [Run([4.0, 3.0], "cao", 0, CAO), Run([4.0, float("inf")], "cao", 1, CAO, status="diverged")]
     assert verdicts(tmp_path, runs, "stability")["mini"] == Verdict.FAILS
