@@ -14,7 +14,7 @@ from typing import Annotated, Literal, NoReturn
 import tyro
 
 from cao_lab.config import Execution, RunConfig
-from cao_lab.facts import kind_of
+from cao_lab.facts import SUITES, kind_of
 from cao_lab.solvers.config import SolveConfig
 from cao_lab.spectrum.config import SpectrumConfig
 
@@ -41,7 +41,7 @@ def solve(config: SolveConfig) -> int:
 
 
 def suite(
-    name: tyro.conf.Positional[str],
+    name: Annotated[tyro.conf.Positional[str], tyro.conf.arg(help=f"{', '.join(SUITES)}, or path.py:NAME.")],
     /,
     jobs: int = 1,
     dry_run: bool = False,
@@ -50,7 +50,7 @@ def suite(
     """Run the experiments of a suite that are not finished yet.
 
     Args:
-        name: demo, paper, sensitivity, mini, mini-tuned, stable-range, ill-conditioned, robust, or path.py:NAME.
+        name: Which suite.
         jobs: Runs at a time; the cores are divided among them.
         dry_run: List the runs with an estimate of their time, and run nothing.
         execution: Where and how the runs are carried out.

@@ -6,14 +6,11 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
+from cao_lab.facts import DatasetName, ModelName
 from cao_lab.log.records import METHOD_SETTINGS, label_part
 from cao_lab.optimizer_config import OptimizerConfig, optimizer_configs
 from cao_lab.runs.methods.settings import LARGEST_NUMBER
 from cao_lab.runs.methods.settings import ConfigError as ConfigError  # noqa: PLC0414  # everybody takes it from here
-
-# Written out, because the modules that implement them import torch and the command line must not wait for it.
-DatasetName = Literal["digits", "cifar10", "cifar100", "breast-cancer", "diabetes"]
-ModelName = Literal["resnet18", "resnet34", "linear", "mlp", "autoencoder"]
 
 AT_LEAST_ONE = ("epochs", "width", "train_samples", "batch_size", "curvature_samples", "curvature_part")
 NOT_NEGATIVE = ("seed", "l2", "monitor_curvature")

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
-SuiteKind: TypeAlias = Literal["comparison", "tuned", "sweep", "optimum", "stability", "rates"]
+SuiteKind: TypeAlias = Literal["comparison", "tuned", "sweep", "optimum", "stability", "rates", "solvers"]
 
 
 @dataclass(frozen=True)
@@ -17,8 +17,16 @@ class Thresholds:
 
 PAPER_THRESHOLDS = Thresholds(0.75, (1.0, 0.9, 0.8, 0.75, 0.7, 0.6))
 DIGITS_THRESHOLDS = Thresholds(0.1, (0.5, 0.3, 0.2, 0.1, 0.05))
+TEXT_THRESHOLDS = Thresholds(2.0, (2.6, 2.4, 2.2, 2.0, 1.8, 1.6))
 DISTANCES = Thresholds(1e-3, (1e-1, 1e-2, 1e-3, 1e-4))
 PAPER_TASK = "cifar100-resnet18"
+PAPER_COSTS: Mapping[str, tuple[Mapping[str, float], Mapping[str, float]]] = {
+    "cifar10-resnet18": ({"seconds": 7.46, "memory": 936}, {"seconds": 8.78, "memory": 2508}),
+    "cifar10-resnet34": ({"seconds": 10.56, "memory": 1593}, {"seconds": 12.83, "memory": 4405}),
+    "cifar100-resnet18": ({"seconds": 7.40, "memory": 1130}, {"seconds": 8.77, "memory": 2700}),
+    "cifar100-resnet34": ({"seconds": 10.73, "memory": 1628}, {"seconds": 13.01, "memory": 4354}),
+}
+"""The paper's table of costs, seconds an epoch and peak MiB: SGD's, and those of CAO with k = 1."""
 
 
 @dataclass(frozen=True)
@@ -34,13 +42,23 @@ class DatasetInfo:
 
 
 PAPER_MODELS = ("resnet18", "resnet34")
+MODELS = (*PAPER_MODELS, "linear", "mlp", "autoencoder", "transformer")
 DATASETS: Mapping[str, DatasetInfo] = {
     "cifar10": DatasetInfo(10, PAPER_THRESHOLDS, PAPER_MODELS),
     "cifar100": DatasetInfo(100, PAPER_THRESHOLDS, PAPER_MODELS),
     "digits": DatasetInfo(10, DIGITS_THRESHOLDS),
     "breast-cancer": DatasetInfo(2),
     "diabetes": DatasetInfo(None),
+    "pydoc": DatasetInfo(96, TEXT_THRESHOLDS),
 }
+
+# The command line takes its choices from the tables; a type checker cannot look into them.
+if TYPE_CHECKING:
+    DatasetName: TypeAlias = str
+    ModelName: TypeAlias = str
+else:
+    DatasetName = Literal[tuple(DATASETS)]
+    ModelName = Literal[MODELS]
 
 
 def dataset_of(task: str) -> tuple[DatasetInfo | None, str]:
@@ -61,8 +79,8 @@ class SuiteInfo:
     """What a suite asks, and what was fixed for it in advance."""
 
     kind: SuiteKind
-    budget: Mapping[str, int]
-    """Epochs, by how the names of its tasks begin."""
+    runs: str
+    """Where its runs are listed: a module of `cao_lab.suites`, and a name in it."""
     thresholds: Thresholds | None = None
     """Shares of the way from the first loss to the lowest; None takes the dataset's thresholds."""
     figures: Mapping[tuple[str, str], str] = field(default_factory=dict)
@@ -72,7 +90,7 @@ class SuiteInfo:
 SUITES: Mapping[str, SuiteInfo] = {
     "paper": SuiteInfo(
         "comparison",
-        {"cifar100": 75, "cifar10": 50},
+        "paper:PAPER",
         figures={
             ("cifar100-resnet18", "train-loss"): "figure-1-train-loss-c100-r18",
             ("cifar100-resnet18", "train-loss-early"): "figure-2-train-loss-c100-r18-early",
@@ -83,18 +101,25 @@ SUITES: Mapping[str, SuiteInfo] = {
             ("cifar100-resnet18", "train-accuracy"): "appendix-d-train-accuracy-c100-r18",
         },
     ),
-    "mini": SuiteInfo("comparison", {"cifar": 20}),
-    "mini-tuned": SuiteInfo("tuned", {"cifar100": 10}),
-    "sensitivity": SuiteInfo("sweep", {"cifar100": 75}),
-    "ill-conditioned": SuiteInfo("optimum", {"digits-autoencoder": 1000, "": 400}, DISTANCES),
-    "stable-range": SuiteInfo("stability", {"digits": 20, "cifar10": 5}),
-    "demo": SuiteInfo("comparison", {"digits": 40}),
-    "robust": SuiteInfo("rates", {}),
+    "mini": SuiteInfo("comparison", "mini:MINI"),
+    "mini-tuned": SuiteInfo("tuned", "tuned:mini_tuned"),
+    "sensitivity": SuiteInfo("sweep", "paper:SENSITIVITY"),
+    "mini-sensitivity": SuiteInfo("sweep", "mini:MINI_SENSITIVITY"),
+    "digits-tuned": SuiteInfo("tuned", "tuned:digits_tuned"),
+    "transformer": SuiteInfo("tuned", "transformer:transformer"),
+    "ill-conditioned": SuiteInfo("optimum", "ill_conditioned:ill_conditioned", DISTANCES),
+    "stable-range": SuiteInfo("stability", "stable_range:stable_range"),
+    "demo": SuiteInfo("comparison", "paper:DEMO"),
+    "robust": SuiteInfo("rates", "robust:run_robust"),
 }
 """In the order in which a report shows them; suites that are not listed follow, and nothing is judged by them."""
 
 SEARCHING: tuple[SuiteKind, ...] = ("tuned", "optimum", "stability")
 """Kinds that try rates on purpose at which runs fail; a divergence there is no failure of the method."""
+
+
+RUN_ELSEWHERE: tuple[SuiteKind, ...] = ("rates", "solvers")
+"""Kinds of suites that are not lists of single runs: each kind has a runner, and logs, of its own."""
 
 
 def kind_of(suite: str) -> SuiteKind | None:
@@ -130,6 +155,9 @@ METHODS: Mapping[str, MethodInfo] = {
     "adahessian": MethodInfo("AdaHessian"),
     "soap": MethodInfo("SOAP"),
     "muon": MethodInfo("Muon"),
+    "adagrad": MethodInfo("AdaGrad"),
+    "rmsprop": MethodInfo("RMSProp"),
+    "shampoo": MethodInfo("Shampoo"),
 }
 
 

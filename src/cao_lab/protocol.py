@@ -4,6 +4,8 @@ What was changed later is told in docs/notebook.md.
 """
 
 import math
+from collections.abc import Sequence
+from typing import Literal, TypeAlias
 
 import numpy as np
 from pandas import DataFrame, Series
@@ -31,7 +33,13 @@ PRODUCT_PRICE_ROW = {
 CHANCE_SHARES = Thresholds(0.75, (0.95, 0.9, 0.85, 0.8, 0.75, 0.7, 0.65, 0.6))
 """For tasks below the paper's size, as shares of the loss of guessing, ln(classes)."""
 STABLE_SHARE = 0.85
-"""A rate is stable if the train loss falls below this share of ln(classes) within the budget."""
+"""A rate works if the last train losses lie below this share of ln(classes), and none went above the start."""
+LAST_SHARE = 0.25
+"""The last losses of a run are those of the last quarter of its budget."""
+START_MARGIN = 1.10
+"""A loss is above the start if it is more than 10 % above: a run that learns nothing stays where it began."""
+PAPER_INTERVAL = 400
+"""The paper's refresh interval m, to which the cost of an epoch is normalised."""
 
 
 def declared_thresholds(task: str) -> Thresholds | None:
@@ -73,12 +81,40 @@ def thresholds_of(suite: str, task: str, epochs: DataFrame) -> Thresholds | None
     return declared_thresholds(task) if shares is None or epochs.empty else distance_thresholds(epochs, shares)
 
 
-def stable_loss(task: str) -> float | None:
-    """Return the train loss below which a run of a search for stable rates counts as stable."""
-    dataset, _ = dataset_of(task)
-    if dataset is None or dataset.thresholds is None or dataset.classes is None:
-        return None
-    return STABLE_SHARE * math.log(dataset.classes)
+def start_loss(task: str, losses: Sequence[float], steps_per_epoch: float | None) -> float:
+    """Return the loss before the first step: that of guessing, or what the log of a full batch begins with.
+
+    The first row of a run on mini-batches is a mean over its first epoch, which a run at too large a rate has spent
+    far above the start.
+    """
+    dataset, model = dataset_of(task)
+    is_guess_known = dataset is not None and dataset.classes is not None and not model.startswith("autoencoder")
+    if steps_per_epoch != 1 and is_guess_known:
+        assert dataset is not None
+        return math.log(dataset.classes or 1)
+    return losses[0] if len(losses) else math.nan
+
+
+def ends_above_start(task: str, losses: Sequence[float], steps_per_epoch: float | None) -> bool:
+    """Say whether a run's last loss lies above its start, which is divergence though it may be finite."""
+    return len(losses) > 0 and losses[-1] > START_MARGIN * start_loss(task, losses, steps_per_epoch)
+
+
+RateOutcome: TypeAlias = Literal["works", "unstable", "slow"]
+
+
+def outcome_of_rate(task: str, losses: Sequence[float], has_diverged: bool) -> RateOutcome:
+    """Say what became of a run of a search for stable rates.
+
+    It works if all losses of the last quarter of its epochs lie below the declared share of ln(classes) and none
+    of any epoch above the start; it is unstable if it diverged or one did; else it was too slow for the budget, or
+    its loss stood still, and nothing is known of its stability.
+    """
+    start = start_loss(task, losses, None)
+    if has_diverged or not len(losses) or not max(losses) <= START_MARGIN * start:
+        return "unstable"
+    last = losses[-math.ceil(LAST_SHARE * len(losses)) :]
+    return "works" if max(last) < STABLE_SHARE * start else "slow"
 
 
 def without_tuning(rows: DataFrame) -> DataFrame:
@@ -96,6 +132,7 @@ def parts(runs: DataFrame, suite: str) -> dict[str, str]:
     """
     is_cao = runs["optimizer"] == "cao"
     main = is_cao & (runs["rank"] == 1) & (runs["sketch"] == "top") & (runs["scaling"] == "inverse-damping")
+    main &= is_usual(runs)
     found = {"cao": representative(runs[main & (runs["momentum"] == 0)])}
     found |= {name: representative(runs[runs["optimizer"] == name]) for name in ("adam", "adamw")}
     found |= {"cao-momentum": representative(runs[main & (runs["momentum"] > 0)])}
@@ -105,7 +142,8 @@ def parts(runs: DataFrame, suite: str) -> dict[str, str]:
     else:
         found |= relatives(runs, reference.iloc[0])
     if kind_of(suite) == "tuned":
-        found["sgd"] = found["matched"] = representative(runs[runs["optimizer"] == "sgd"])
+        is_sgd, has_momentum = runs["optimizer"] == "sgd", runs["momentum"] > 0
+        found["sgd"], found["matched"] = (representative(runs[is_sgd & one]) for one in (has_momentum, ~has_momentum))
     return {part: label for part, label in found.items() if label is not None}
 
 
@@ -116,9 +154,11 @@ def relatives(runs: DataFrame, cao: Series) -> dict[str, str | None]:
     matched = is_sgd & np.isclose(runs["base_lr"], rate) & (runs["momentum"] == cao["momentum"])
     alike = is_cao & np.isclose(runs["base_lr"], cao["base_lr"]) & np.isclose(runs["damping"], cao["damping"])
     alike &= (runs["momentum"] == cao["momentum"]) & (runs["refresh_every"] == cao["refresh_every"])
+    found = {name: representative(runs[alike & (runs["rank"] == 1) & only(runs, name)]) for name in AS_PRINTED}
+    alike &= is_usual(runs)
     top, written = runs["sketch"] == "top", runs["scaling"] == "inverse-damping"
     rank0 = alike & (runs["rank"] == 0)
-    found = {"sgd": representative(runs[is_sgd & ~matched]), "matched": representative(runs[matched])}
+    found |= {"sgd": representative(runs[is_sgd & ~matched]), "matched": representative(runs[matched])}
     found |= {"rank0-inverse": representative(runs[rank0 & written])}
     found |= {"rank0-unit": representative(runs[rank0 & (runs["scaling"] == "unit")])}
     found |= {f"rank{rank}": representative(runs[alike & top & written & (runs["rank"] == rank)]) for rank in (3, 5)}
@@ -128,6 +168,33 @@ def relatives(runs: DataFrame, cao: Series) -> dict[str, str | None]:
     found["matched"] = found["matched"] or found["rank0-inverse"]
     found["rank0-inverse"] = found["rank0-inverse"] or found["matched"]
     return found
+
+
+AS_PRINTED = {
+    "signed": ("negative_curvature", "signed", "magnitude"),
+    "lanczos": ("eigensolver", "lanczos", "subspace"),
+    "warm-up": ("warmup_steps", None, 0),
+}
+"""What the paper's text has and our main setting has not: a field, its value there (None is any other), and here."""
+
+
+def is_usual(runs: DataFrame) -> Series:
+    """Say of each CAO run whether it has our main setting's choices; logs from before a choice existed have them."""
+    return (~DataFrame({name: differs(runs, name) for name in AS_PRINTED}, index=runs.index)).all(axis=1)
+
+
+def only(runs: DataFrame, name: str) -> Series:
+    """Say of each run whether it departs from our choices in this one, towards the paper's text."""
+    field, value, _ = AS_PRINTED[name]
+    others = DataFrame({one: differs(runs, one) for one in AS_PRINTED if one != name}, index=runs.index)
+    is_as_printed = differs(runs, name) if value is None else runs[field] == value
+    return is_as_printed & ~others.any(axis=1)
+
+
+def differs(runs: DataFrame, name: str) -> Series:
+    """Say of each run whether it departs from one of our choices."""
+    field, _, usual = AS_PRINTED[name]
+    return runs[field].notna() & (runs[field] != usual)
 
 
 def final_train_losses(epochs: DataFrame) -> Series:

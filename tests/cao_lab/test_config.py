@@ -1,6 +1,5 @@
 import json
 import math
-from typing import get_args
 
 import pytest
 import tyro
@@ -8,14 +7,13 @@ import tyro
 from cao_lab import cli
 from cao_lab.config import (
     ConfigError,
-    DatasetName,
-    ModelName,
     RunConfig,
     command_line,
     config_from_dict,
     config_to_dict,
     differences,
 )
+from cao_lab.facts import DATASETS, MODELS
 from cao_lab.optimizer_config import (
     AdamConfig,
     CAOConfig,
@@ -23,8 +21,6 @@ from cao_lab.optimizer_config import (
     SGDConfig,
     optimizer_configs,
 )
-from cao_lab.tasks.data import DATASETS
-from cao_lab.tasks.problems import MODELS
 
 
 def parsed(line: str) -> RunConfig:
@@ -34,9 +30,21 @@ def parsed(line: str) -> RunConfig:
     return tyro.cli(RunConfig, args=arguments, config=cli.SHORT_NAMES)
 
 
-def test_the_names_in_the_config_are_those_that_are_implemented():
-    assert set(get_args(DatasetName)) == set(DATASETS)
-    assert set(get_args(ModelName)) == set(MODELS)
+@pytest.mark.parametrize("name", DATASETS)
+def test_the_command_line_takes_every_dataset(name):
+    assert parsed(f"cao train sgd --dataset {name}").dataset == name
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_command_line_takes_every_model(name):
+    assert parsed(f"cao train sgd --model {name}").model == name
+
+
+@pytest.mark.parametrize("option", ["--dataset", "--model"])
+def test_the_command_line_lists_the_choices_where_a_name_is_unknown(option, capsys):
+    with pytest.raises(SystemExit):
+        parsed(f"cao train sgd {option} nonsense")
+    assert "'cifar100', 'digits'" in capsys.readouterr().err.replace("\n", " ") or option == "--model"
 
 
 @pytest.mark.parametrize("name", optimizer_configs())

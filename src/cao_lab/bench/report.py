@@ -69,9 +69,14 @@ def target_figure(rows: Sequence[Row], title: str) -> Figure:
         target, colour = row.target or 1.0, REACHED if row.is_reached else MISSED
         x = min(row.value / target, FARTHEST)
         axes.errorbar(x, place, xerr=(row.spread or 0.0) / 2 / target, fmt="o", color=colour)
-        axes.annotate(f"  {with_unit(row)}", (x, place), va="bottom", fontsize=7, color=colour)
-    axes.axvline(1, color="#444444", linewidth=0.8, linestyle=(0, (2, 2)))
-    axes.set_yticks(range(len(judged)), [f"{row.name}  ≤ {short(row.target)}" for row in judged], fontsize=7)
+        # On a ground of its own, or the line of the target would cross it.
+        ground = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}
+        axes.annotate(
+            with_unit(row), (x, place), (6, 3), textcoords="offset points", fontsize=7, color=colour, bbox=ground
+        )
+    axes.axvline(1, color="#444444", linewidth=0.8, linestyle=(0, (2, 2)), zorder=0)
+    names = [f"{row.name.replace('_', ' ')}  ≤ {short(row.target)}" for row in judged]
+    axes.set_yticks(range(len(judged)), names, fontsize=7)
     axes.set_ylim(len(judged) - 0.5, -0.5)
     axes.set_xlim(0, 1.2 * axes.get_xlim()[1])
     axes.set(xlabel="value / target, bars: interquartile range", title=title)

@@ -11,6 +11,8 @@ from cao_lab.log.records import FORMAT, METHOD_SETTINGS, STATUSES, LogError, Run
 OPTIMIZER_NUMBERS = ("lr", "momentum", "rank", "refresh_every")
 OPTIMIZER_TEXTS = ("scaling", "sketch")
 
+SHORT = 10
+"""Digits that tell a commit from others."""
 Checked = TypeVar("Checked")
 
 
@@ -62,6 +64,7 @@ def run_record(header: dict[str, Any]) -> RunRecord:
         command=optional(text, "command", header.get("command")),
         versions=versions(optional(mapping, "versions", header.get("versions")) or {}),
         git_commit=optional(text, "git_commit", header.get("git_commit")),
+        commits=commits(header),
         device=optional(text, "device", header.get("device")),
         message=optional(message, "message", header.get("message")),
     )
@@ -93,6 +96,15 @@ def setting(name: str, value: Any) -> Setting:
         return text(name, value)
     number(name, value)
     return value  # type: ignore[no-any-return]  # a whole number stays one
+
+
+def commits(header: dict[str, Any]) -> tuple[str, ...]:
+    """Return the code that a run began on and was resumed on, each commit once."""
+    resumed = header.get("resumed") or []
+    if not isinstance(resumed, list):
+        raise wrong("resumed", "a list", resumed)
+    found = [header.get("git_commit"), *(mapping("resumed", one).get("git_commit") for one in resumed)]
+    return tuple(dict.fromkeys(text("git_commit", one)[:SHORT] for one in found if one is not None))
 
 
 def versions(found: dict[str, Any]) -> dict[str, str]:

@@ -84,6 +84,8 @@ class RunRecord:
     command: str | None
     versions: dict[str, str]
     git_commit: str | None
+    commits: tuple[str, ...]
+    """The commits of the code that it ran on, shortened: one, unless it was resumed on another."""
     device: str | None
     message: str | None
 

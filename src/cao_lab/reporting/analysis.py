@@ -1,4 +1,4 @@
-"""What the logs say: first-hit epochs, means, speedups, costs, stable rates. Tables in, tables out."""
+"""What the logs say: first-hit epochs, means, speedups, costs. Tables in, tables out."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -8,15 +8,14 @@ from typing import TypeAlias
 import numpy as np
 from pandas import DataFrame, Series
 
-from cao_lab.facts import METHODS, suites_of
-from cao_lab.protocol import PRODUCT_PRICE, PRODUCT_PRICE_ROW, stable_loss
+from cao_lab.facts import METHODS
+from cao_lab.protocol import PRODUCT_PRICE, PRODUCT_PRICE_ROW
 from cao_lab.reporting.intervals import Interval, ratio_interval
 from cao_lab.reporting.logreader import RUN_KEY
 
 LABEL_KEY = RUN_KEY[:-1]
 TASK_KEY = RUN_KEY[:-2]
 WITHOUT_EPOCHS = tuple(name for name, info in METHODS.items() if not info.has_epochs)
-STABILITY = suites_of(["stability"])
 UNITS = ["epoch", "seconds", "gradient_cost"]
 """What the time to a threshold is counted in."""
 LARGEST_DRAWN = 1e150
@@ -24,10 +23,34 @@ LARGEST_DRAWN = 1e150
 CURVES = ["train_loss", "train_accuracy", "test_loss", "test_accuracy"]
 
 
-def product_prices(bench: DataFrame) -> dict[str, float]:
-    """Return the cost of a curvature product in gradient evaluations: measured if there, else assumed."""
+def product_prices(epochs: DataFrame, bench: DataFrame) -> dict[str, float]:
+    """Return the cost of a curvature product in gradient evaluations, on one task.
+
+    That of its own runs if they tell it, for a product on a linear model is far cheaper than on a ResNet; else that of
+    `cao bench`, else an assumption.
+    """
     measured = {} if bench.empty else dict(zip(bench["name"], bench["value"], strict=True))
-    return {kind: float(measured.get(row, PRODUCT_PRICE[kind])) for kind, row in PRODUCT_PRICE_ROW.items()}
+    usual = {kind: float(measured.get(row, PRODUCT_PRICE[kind])) for kind, row in PRODUCT_PRICE_ROW.items()}
+    return usual | own_prices(epochs)
+
+
+def own_prices(epochs: DataFrame) -> dict[str, float]:
+    """Return the price of a product as the seconds of the task's own runs tell it, by kind of curvature.
+
+    The seconds of an epoch without products, per gradient, are those of SGD; what an epoch with products takes beyond
+    its gradients is theirs. Medians, because a machine stumbles now and then.
+    """
+    steps = epochs.groupby("run")[["gradient_evaluations", "hessian_products"]]
+    own = (epochs[["gradient_evaluations", "hessian_products"]] - steps.shift(fill_value=0.0)).fillna(0.0)
+    rows = epochs.assign(gradients=own["gradient_evaluations"], products=own["hessian_products"])
+    rows = rows[rows["has_ended"] & (rows["gradients"] > 0) & (rows["train_seconds"] > 0)]
+    plain, curved = rows[rows["optimizer"] == "sgd"], rows[(rows["products"] > 0) & (rows["optimizer"] == "cao")]
+    if plain.empty or curved.empty:
+        return {}
+    gradient = (plain["train_seconds"] / plain["gradients"]).median()
+    surplus = (curved["train_seconds"] / gradient - curved["gradients"]) / curved["products"]
+    found = surplus.groupby(curved["curvature"].fillna("hessian")).median()
+    return {str(kind): float(price) for kind, price in found.items() if price > 0}
 
 
 def gradient_cost(epochs: DataFrame, prices: dict[str, float]) -> Series:
@@ -99,18 +122,19 @@ def by_seed(rows: DataFrame, column: str) -> dict[int, float]:
 
 def arrivals(hits: DataFrame) -> DataFrame:
     """Return one row per label of one task and threshold: how many seeds reached it, and when, over those that did."""
-    grouped = hits.groupby([*LABEL_KEY, "threshold"])[UNITS]
+    groups = hits.groupby([*LABEL_KEY, "threshold"])
+    grouped, crossed = groups[UNITS], groups[["crossing_epoch", "crossing_seconds"]].mean().add_suffix("_mean")
     mean, std = grouped.mean(), grouped.std()
     table = DataFrame({"seeds": grouped.size(), "reached": grouped.count()["epoch"]})
     columns = {f"{unit}_{name}": part[unit] for unit in UNITS for name, part in (("mean", mean), ("std", std))}
-    return table.assign(**columns).reset_index()
+    return table.assign(**columns).join(crossed).reset_index()
 
 
 def time_to_threshold(hits: DataFrame, baseline: str | None) -> DataFrame:
     """Return one row per label of one task: how many seeds reached the threshold, when, and the speedup.
 
     The mean and std are over the seeds that reached it, and `reached` of `seeds` says how many those are. The
-    speedup is the baseline's crossing over the label's, over seeds on which both reached the threshold.
+    speedup is the baseline's crossing over the label's, over the seeds on which each reached the threshold.
     """
     crossings, table = crossings_by_label(hits), arrivals(hits)
     rows = []
@@ -138,7 +162,9 @@ def crossings_by_label(hits: DataFrame) -> dict[str | None, Crossings]:
 
 
 def speedups(reference: Crossings | None, own: Crossings) -> dict[str, Interval]:
-    """Return how many times sooner a method crosses than a reference, in epochs and in seconds."""
+    """Return how many times sooner a method crosses than a reference, in epochs and in seconds; nothing for itself."""
+    if reference is own:
+        return {unit: ratio_interval({}, {}) for unit in own}
     return {unit: ratio_interval(reference[unit] if reference else {}, own[unit]) for unit in own}
 
 
@@ -173,7 +199,7 @@ def run_costs(epochs: DataFrame) -> DataFrame:
 
 
 def cost_ratios(costs: DataFrame, baseline: str | None) -> DataFrame:
-    """Return one row a label of one task: mean seconds an epoch, peak memory, their paired ratios to a baseline."""
+    """Return one row a label of one task: mean seconds an epoch, peak memory, their ratios to a baseline."""
     reference, rows = costs[costs["label"] == baseline], []
     for key, group in costs.groupby(LABEL_KEY):
         row = dict(zip(LABEL_KEY, key, strict=True)) | {"seeds": len(group)}
@@ -184,61 +210,6 @@ def cost_ratios(costs: DataFrame, baseline: str | None) -> DataFrame:
             row |= {f"{unit}_ratio_low": ratio.low, f"{unit}_ratio_high": ratio.high}
         rows.append(row)
     return DataFrame(rows)
-
-
-def effective_rate(runs: DataFrame) -> Series:
-    """Return the rate on the complement of the sketch: α/η for CAO as written, α for everything else."""
-    divided = (runs["optimizer"] == "cao") & (runs["scaling"] == "inverse-damping")
-    return runs["base_lr"].where(~divided, runs["base_lr"] / runs["damping"])
-
-
-def stability_edge(runs: DataFrame) -> Series:
-    """Return the curvature 2(1+β)/α_eff above which a step with momentum β diverges on a quadratic."""
-    return 2 * (1 + runs["momentum"].fillna(0)) / effective_rate(runs)
-
-
-def stable_windows(epochs: DataFrame) -> DataFrame:
-    """Return, for each method and seed that searched for it, the largest rate that worked and the next that did not.
-
-    A method is an optimizer with its rank and momentum; a rate α/η worked if the run fell below the declared loss.
-    """
-    tried = epochs[epochs["suite"].isin(STABILITY) & epochs["has_ended"]].copy()
-    tried["rate"] = effective_rate(tried)
-    tried["target"] = tried["task"].map({task: stable_loss(task) for task in tried["task"].unique()})
-    tried["worked"] = (tried["train_loss"] < tried["target"]) & (tried["status"] == "finished")
-    method = ["task", "optimizer", "rank", "momentum", "seed"]
-    runs = tried.groupby([*method, "rate"], dropna=False)
-    trials = runs.agg(worked=("worked", "any"), run=("run", "first")).reset_index()
-    rows = []
-    for key, group in trials.groupby(method, dropna=False):
-        working = group[group["worked"]].sort_values("rate")
-        largest, run = (math.nan, None) if working.empty else working.iloc[-1][["rate", "run"]]
-        failed = group.loc[~group["worked"] & ~(group["rate"] <= largest), "rate"].min()
-        rows.append((*key, largest, failed, len(group), run))
-    return DataFrame(rows, columns=[*method, "largest_stable", "smallest_unstable", "trials", "run"])
-
-
-def predicted_windows(epochs: DataFrame, refreshes: DataFrame) -> DataFrame:
-    """Return the stable windows beside the largest rate that is stable on a quadratic of the logged eigenvalues.
-
-    Taken from the run at the largest rate that worked: `predicted_first` is the limit at the start of training,
-    `predicted_median` the median over the run, whose eigenvalues change.
-    """
-    watched = refreshes[refreshes["suite"].isin(STABILITY)]
-    limits = quadratic_limit(watched).groupby([watched["run"], watched["step"]]).min().groupby("run")
-    windows = stable_windows(epochs)
-    run = windows["run"]
-    return windows.assign(predicted_first=run.map(limits.first()), predicted_median=run.map(limits.median()))
-
-
-def quadratic_limit(eigenvalues: DataFrame) -> Series:
-    """Return the α/η below which a step contracts along each eigenvector; infinite for λ ≤ 0, where none does.
-
-    Outside the sketch the step is (α/η)·λ, and less than 2 gives 2/λ; inside it is αλ/(λ + η), which gives 2/λ + 2/η.
-    """
-    is_captured = eigenvalues["is_captured"].astype(bool)
-    outside = 2 / eigenvalues["eigenvalue"].where(eigenvalues["eigenvalue"] > 0, 0.0)
-    return outside + (2 / eigenvalues["damping"]).where(is_captured, 0.0)
 
 
 def sensitivity(epochs: DataFrame, hits: DataFrame) -> DataFrame:

@@ -1,8 +1,12 @@
-"""Means over seeds, paired ratios and differences, each with Student's confidence interval."""
+"""Comparisons of two methods over seeds: ratios, differences and spreads, each with its confidence interval.
+
+The intervals are Welch's: runs of two methods on the same seed share weights and batches, but their results turned out
+to be uncorrelated, and pairing then only costs degrees of freedom. A sweep pairs, over its other knob.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import TypeAlias
 
@@ -14,49 +18,143 @@ from cao_lab.protocol import CONFIDENCE
 
 Values: TypeAlias = Series | Mapping[int, float]
 """Numbers by seed."""
+MOST_SEEDS = 1000
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean and its confidence interval; with fewer than two values the ends are unknown (NaN)."""
+    """A comparison and its confidence interval; with fewer than two values on a side the ends are unknown (NaN)."""
 
     center: float
     low: float
     high: float
-    count: int
+    counts: tuple[int, int] = (0, 0)
+    """Values on either side."""
+    spread: float = math.nan
+    """Standard deviation of the difference between two single runs, of logarithms where it is a ratio."""
+    noise: float = math.nan
+    """What two names of one method differ by at most on a seed: a factor, or a difference; NaN if nobody knows."""
+    is_ratio: bool = True
+
+    @property
+    def count(self) -> int:
+        """The values on the side that has fewer."""
+        return min(self.counts)
+
+    @property
+    def is_beyond_noise(self) -> bool:
+        """Whether the difference is larger than that of a method from itself."""
+        size = max(self.center, 1 / self.center) if self.is_ratio and self.center else abs(self.center)
+        return math.isnan(self.noise) or size > self.noise
+
+    def seeds_for(self, margin: float) -> float:
+        """Return how many seeds of either method an interval within ± the margin takes at this spread."""
+        if not math.isfinite(self.spread):
+            return math.nan
+        enough = (n for n in range(2, MOST_SEEDS) if t_quantile(2 * n - 2) * self.spread <= margin * math.sqrt(n))
+        return next(enough, math.inf)
 
 
-def interval(values: Sequence[float]) -> Interval:
-    """Return the mean of values with Student's t-interval."""
-    count = len(values)
-    center = float(np.mean(values)) if count else math.nan
-    if count < 2:
-        return Interval(center, math.nan, math.nan, count)
-    reach = t_quantile(count - 1) * float(np.std(values, ddof=1)) / math.sqrt(count)
-    return Interval(center, center - reach, center + reach, count)
+def welch(left: Sequence[float], right: Sequence[float], confidence: float = CONFIDENCE) -> Interval:
+    """Return the difference of two means with Welch's interval."""
+    counts = (len(left), len(right))
+    center = float(np.mean(left) - np.mean(right)) if min(counts) else math.nan
+    if min(counts) < 2:
+        return Interval(center, math.nan, math.nan, counts, is_ratio=False)
+    variances = [float(np.var(side, ddof=1)) for side in (left, right)]
+    shares = [variance / count for variance, count in zip(variances, counts, strict=True)]
+    total = sum(shares)
+    # Two sides without any spread have an interval without width, whatever their degrees of freedom.
+    loss = sum(share**2 / (count - 1) for share, count in zip(shares, counts, strict=True))
+    reach = t_quantile(total**2 / loss, confidence) * math.sqrt(total) if loss else 0.0 * total
+    return Interval(center, center - reach, center + reach, counts, math.sqrt(sum(variances)), is_ratio=False)
 
 
 @cache
-def t_quantile(freedom: int) -> float:
+def t_quantile(freedom: float, confidence: float = CONFIDENCE) -> float:
     """Return how many standard errors an interval reaches to either side."""
-    return float(stats.t.ppf((1 + CONFIDENCE) / 2, freedom))
+    return float(stats.t.ppf((1 + confidence) / 2, freedom))
 
 
-def ratio_interval(numerator: Values, denominator: Values) -> Interval:
-    """Return the geometric mean of per-seed ratios and its interval: exp of the t-interval of their logs."""
+def ratio_interval(numerator: Values, denominator: Values, confidence: float = CONFIDENCE) -> Interval:
+    """Return the ratio of geometric means and its interval: exp of Welch's interval of the logarithms."""
     # A run that diverged can stand for infinity; then the ends are unknown, as they should be.
     with np.errstate(invalid="ignore", divide="ignore"):
-        logs = interval([float(np.log(np.divide(left, right))) for left, right in paired(numerator, denominator)])
-        return Interval(float(np.exp(logs.center)), float(np.exp(logs.low)), float(np.exp(logs.high)), logs.count)
+        return exponential(welch(logarithms(numerator), logarithms(denominator), confidence))
 
 
-def difference_interval(left: Values, right: Values) -> Interval:
-    """Return the mean of per-seed differences and its interval."""
-    return interval([first - second for first, second in paired(left, right)])
+def paired_ratio(numerator: Values, denominator: Values, confidence: float = CONFIDENCE) -> Interval:
+    """Return the geometric mean of the ratios of values that share a key, and its interval by Student's t."""
+    with np.errstate(invalid="ignore", divide="ignore"):
+        logs = [float(np.log(np.divide(left, right))) for left, right in paired(numerator, denominator)]
+        count, center = len(logs), float(np.mean(logs)) if logs else math.nan
+        reach = math.nan
+        if count > 1:
+            reach = t_quantile(count - 1, confidence) * float(np.std(logs, ddof=1)) / math.sqrt(count)
+        return exponential(Interval(center, center - reach, center + reach, (count, count)))
+
+
+def exponential(logs: Interval) -> Interval:
+    """Return the ratio of which the logarithm is given."""
+    center, low, high = (float(np.exp(end)) for end in (logs.center, logs.low, logs.high))
+    return Interval(center, low, high, logs.counts, logs.spread)
+
+
+def difference_interval(left: Values, right: Values, confidence: float = CONFIDENCE) -> Interval:
+    """Return the difference of two means and its interval."""
+    return welch(known(left), known(right), confidence)
+
+
+def variance_ratio(
+    numerator: Sequence[Sequence[float]], denominator: Sequence[Sequence[float]], confidence: float = CONFIDENCE
+) -> Interval:
+    """Return the ratio of two variances, each pooled over groups of runs alike, with the interval of Fisher's F."""
+    above, below = pooled(numerator), pooled(denominator)
+    counts = (sum(map(len, numerator)), sum(map(len, denominator)))
+    if not (above.freedom and below.freedom and below.variance):
+        return Interval(math.nan, math.nan, math.nan, (0, 0))
+    center, tail = above.variance / below.variance, (1 - confidence) / 2
+    least, most = (float(stats.f.ppf(end, above.freedom, below.freedom)) for end in (tail, 1 - tail))
+    return Interval(center, center / most, center / least, counts)
+
+
+@dataclass(frozen=True)
+class Pooled:
+    """A variance and its degrees of freedom."""
+
+    variance: float
+    freedom: int
+
+
+def pooled(groups: Sequence[Sequence[float]]) -> Pooled:
+    """Return the variance within groups."""
+    freedom = sum(max(0, len(group) - 1) for group in groups)
+    squares = sum(float(np.var(group) * len(group)) for group in groups if len(group) > 1)
+    return Pooled(squares / freedom if freedom else math.nan, freedom)
+
+
+def with_noise(found: Interval, one: Values, same: Values) -> Interval:
+    """Put beside a comparison what two names of one method differ by at most, on the seeds that they share."""
+    pairs = paired(one, same)
+    if found.is_ratio:
+        sizes = [max(left / right, right / left) for left, right in pairs if left > 0 and right > 0]
+    else:
+        sizes = [abs(left - right) for left, right in pairs]
+    return replace(found, noise=max(sizes, default=math.nan))
+
+
+def logarithms(values: Values) -> list[float]:
+    """Return the logarithms of the values that are known."""
+    return [float(np.log(value)) for value in known(values)]
+
+
+def known(values: Values) -> list[float]:
+    """Return the values that are numbers."""
+    return [float(value) for _, value in values.items() if not math.isnan(value)]
 
 
 def paired(left: Values, right: Values) -> list[tuple[float, float]]:
-    """Return the values of two series that share a key (the seed), where both have one."""
+    """Return the values of two series that share a key, where both have one."""
     others = dict(right.items())
     pairs = [(value, others.get(key, math.nan)) for key, value in left.items()]
     return [pair for pair in pairs if not any(math.isnan(value) for value in pair)]

@@ -15,17 +15,20 @@ from cao_lab.log.checks import one_line
 from cao_lab.log.header import read_run
 from cao_lab.log.reading import Rows, read_rows
 from cao_lab.log.records import EpochRecord, LogError, Record, RefreshRecord, RunRecord, columns
-from cao_lab.protocol import final_train_losses
+from cao_lab.protocol import ends_above_start, final_train_losses
 from cao_lab.reporting.beside import load_bench, load_theory
-from cao_lab.reporting.names import display_names
+from cao_lab.reporting.names import MIXED, display_names
 
 RUN_KEY = ["suite", "task", "label", "seed"]
 ENDED = ("finished", "diverged")
 OPTIMIZER_FIELDS = {
     "name": "optimizer", "lr": "base_lr", "momentum": "momentum", "rank": "rank", "damping": "damping",
     "refresh_every": "refresh_every", "scaling": "scaling", "sketch": "sketch",
+    "negative_curvature": "negative_curvature", "eigensolver": "eigensolver", "warmup_steps": "warmup_steps",
 }  # fmt: skip
-NUMBERS = ["seed", "base_lr", "momentum", "rank", "damping", "refresh_every", "budget", "steps_per_epoch"]
+NUMBERS = [
+    "seed", "base_lr", "momentum", "rank", "damping", "refresh_every", "budget", "steps_per_epoch", "warmup_steps",
+]  # fmt: skip
 BESIDE = [
     *RUN_KEY, "name", "status", "has_ended", "budget", "optimizer", "base_lr", "momentum", "rank", "damping",
     "refresh_every", "scaling", "sketch", "curvature", "steps_per_epoch",
@@ -115,6 +118,13 @@ def load_run(path: Path, folder: Path, missing: list[str]) -> LoadedRun | None:
         row["has_ended"] = False
         done = f"{len(epochs.records)} of {record.epochs} epochs"
         missing.append(f"{name}: finished, but epochs.csv is not whole ({done}), left out")
+    losses = [epoch.train_loss for epoch in epochs.records]
+    if record.status == "finished" and ends_above_start(record.task, losses, record.steps_per_epoch):
+        row["status"] = "diverged"
+        if record.suite not in suites_of(["stability"]):
+            missing.append(f"{name}: finished at a loss of {losses[-1]:.3g}, above its start: counted as diverged")
+    if len(record.commits) > 1:
+        missing.append(f"{name}: resumed on other code ({', '.join(record.commits)}), marked {MIXED}")
     return LoadedRun(name, record, row, epochs.records, refreshes.records)
 
 
@@ -172,7 +182,9 @@ def with_progress(runs: DataFrame, epochs: DataFrame) -> DataFrame:
 
 def unfinished(runs: DataFrame) -> Iterator[str]:
     """Say of every run that did not come to its end how far it came."""
-    for run in runs[runs["status"] != "finished"].itertuples():
+    # A run that finished above its start has been told of, and has no message.
+    is_short = (runs["epochs_completed"] < runs["budget"]) | runs["message"].notna()
+    for run in runs[(runs["status"] != "finished") & is_short].itertuples():
         reason = f" ({run.message})" if isinstance(run.message, str) else ""
         done = f"{run.epochs_completed:.0f} of {run.budget:.0f} epochs"
         yield f"{run.suite}/{run.task}/{run.label}/seed{run.seed}: {run.status} after {done}{reason}"

@@ -9,6 +9,9 @@ from pandas import Series
 from cao_lab.facts import method_info
 from cao_lab.log.records import RunRecord, Setting, written
 
+MIXED = "‡"
+"""Marks a method of which a run was resumed on other code than it began with."""
+
 
 def display_names(runs: Sequence[RunRecord]) -> list[str]:
     """Return what to call each run's method: its changed settings without those that all its siblings share.
@@ -20,7 +23,9 @@ def display_names(runs: Sequence[RunRecord]) -> list[str]:
     for family, run in zip(families, runs, strict=True):
         shared[family] &= set(run.changed.items())
     names = [name_of(run, shared[family]) for family, run in zip(families, runs, strict=True)]
-    return told_apart(names, runs)
+    mixed = {(run.suite, run.task, run.label) for run in runs if len(run.commits) > 1}
+    marks = [f" {MIXED}" if (run.suite, run.task, run.label) in mixed else "" for run in runs]
+    return [name + mark for name, mark in zip(told_apart(names, runs), marks, strict=True)]
 
 
 def name_of(run: RunRecord, shared: set[tuple[str, Setting]]) -> str:
@@ -42,7 +47,8 @@ def told_apart(names: list[str], runs: Sequence[RunRecord]) -> list[str]:
 
 
 def method_name(row: Series) -> str:
-    """Return what to call a method of which only the rate varies."""
+    """Return what to call a method of which only the rate varies, marked if a run of it was resumed on other code."""
+    is_mixed = row.get("is_mixed", str(row.get("name", "")).endswith(MIXED))
     rank = "" if math.isnan(row["rank"]) else f" k={row['rank']:.0f}"
     momentum = f", momentum {row['momentum']:g}" if row["momentum"] > 0 else ""
-    return f"{method_info(row['optimizer']).title}{rank}{momentum}"
+    return f"{method_info(row['optimizer']).title}{rank}{momentum}{f' {MIXED}' if is_mixed else ''}"

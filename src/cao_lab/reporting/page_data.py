@@ -8,9 +8,10 @@ import numpy as np
 from pandas import DataFrame, Series
 
 from cao_lab.facts import method_info
-from cao_lab.reporting.analysis import CURVES, gradient_cost, seed_band, stability_edge, undeclared_threshold
+from cao_lab.reporting.analysis import CURVES, gradient_cost, seed_band, undeclared_threshold
 from cao_lab.reporting.page_times import levels, times
 from cao_lab.reporting.palette import in_order, strokes
+from cao_lab.reporting.rates import stability_edge
 from cao_lab.reporting.setting import Setting
 
 UNITS = ("epoch", "seconds", "cost")
@@ -95,7 +96,10 @@ def run_data(run: DataFrame, order: dict[str, int]) -> dict[str, Any]:
 def spectrum_data(rows: DataFrame, order: dict[str, int]) -> dict[str, Any]:
     """Return one run's eigenvalues by index, and the edge of stability where there is one."""
     first = rows.iloc[0]
-    edge = stability_edge(rows).iloc[0] if method_info(first["optimizer"]).has_edge else math.nan
+    edges = stability_edge(rows)
+    # Automatic damping moves the edge at every refresh, and a page that draws one line would be wrong.
+    is_one = method_info(first["optimizer"]).has_edge and edges.nunique() == 1
+    edge = edges.iloc[0] if is_one else math.nan
     series = [
         {
             "index": int(str(index).removesuffix(".0")),

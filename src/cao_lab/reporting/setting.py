@@ -47,6 +47,15 @@ class Setting:
         """Return what to call the method that plays a part."""
         return self.names[self.labels[part]]
 
+    @property
+    def twins(self) -> tuple[str, str] | None:
+        """Two labels of one method, if both were run: SGD at CAO's effective rate, and rank 0 in the text's form.
+
+        They are the same iteration, and what they differ by on a seed is the noise of rounding, grown by training.
+        """
+        one, same = self.labels.get("matched"), self.labels.get("rank0-inverse")
+        return (one, same) if one and same and one != same else None
+
     @cached_property
     def best(self) -> DataFrame:
         """The epochs of each method at its best rate, all of them where no rates were searched."""
@@ -54,7 +63,7 @@ class Setting:
             return self.epochs
         runs = self.epochs.drop_duplicates("run").set_index("run")
         runs = runs.assign(final_train_loss=final_train_losses(self.epochs))
-        kinds = runs.groupby(["optimizer", "rank", "momentum"], dropna=False)
+        kinds = runs.groupby(["optimizer", "rank", "momentum", "damping"], dropna=False)
         return self.epochs[self.epochs["label"].isin([representative(runs) for _, runs in kinds])]
 
     @cached_property
@@ -82,12 +91,13 @@ class Setting:
 
 def settings(logs: Logs) -> list[Setting]:
     """Return every task of every suite, the weightiest first, with its parts recognised."""
-    found, prices = [], product_prices(logs.bench)
+    found = []
     for (suite, task), epochs in without_tuning(logs.epochs).groupby(TASK_KEY):
         refreshes = logs.refreshes[(logs.refreshes["suite"] == suite) & (logs.refreshes["task"] == task)]
         runs = logs.runs[(logs.runs["suite"] == suite) & (logs.runs["task"] == task) & logs.runs["has_ended"]]
         levels, labels = thresholds_of(str(suite), str(task), epochs), parts(runs, str(suite))
         names = dict(zip(runs["label"], runs["name"], strict=True))
+        prices = product_prices(epochs, logs.bench)
         one = Setting(str(suite), str(task), epochs, refreshes, levels, labels, names, prices)
         found.append(replace(one, epochs=coloured(epochs, one.best)))
     return sorted(found, key=weight)

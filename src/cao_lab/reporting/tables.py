@@ -14,13 +14,13 @@ from cao_lab.reporting.analysis import (
     cost_ratios,
     final_results,
     mean_and_std,
-    predicted_windows,
     run_costs,
     sensitivity,
     time_to_threshold,
 )
 from cao_lab.reporting.logreader import Logs
-from cao_lab.reporting.names import method_name
+from cao_lab.reporting.names import MIXED, method_name
+from cao_lab.reporting.rates import predicted_windows
 from cao_lab.reporting.setting import Setting
 from cao_lab.reporting.tabular import NOT_REACHED, Table, ratio, spread
 
@@ -104,7 +104,7 @@ def threshold_table(logs: Logs, found: list[Setting]) -> Table:
     numbers = named(logs, stacked(frames))
     caption = (
         "Time to the declared train loss, mean ± std over the seeds that reached it († single seed). Speedup: "
-        "geometric mean over seeds of Adam's crossing over the method's, with its 95 % t-interval."
+        "ratio of the geometric means of Adam's crossings and the method's, with Welch's interval at 95 %."
     )
     cells = [threshold_cells(row) for _, row in numbers.iterrows()]
     return Table("time-to-threshold", caption, DataFrame(cells), numbers)
@@ -160,7 +160,7 @@ def cost_table(logs: Logs, found: list[Setting]) -> Table:
         | {"Memory of": str(row["peak_memory_source"])}
         for _, row in numbers.iterrows()
     ]
-    caption = "Mean seconds an epoch and peak memory, and their per-seed ratios to SGD with a 95 % t-interval."
+    caption = "Mean seconds an epoch and peak memory, and their ratios to SGD with Welch's interval at 95 %."
     return Table("cost", caption, DataFrame(cells), numbers)
 
 
@@ -222,4 +222,11 @@ TABLES: tuple[Callable[[Logs, list[Setting]], Table], ...] = (
 def make_tables(logs: Logs, found: list[Setting]) -> list[Table]:
     """Return every table that the logs have rows for; as in the audit, a run that chose a rate does not count."""
     judged = replace(logs, runs=without_tuning(logs.runs), epochs=without_tuning(logs.epochs))
-    return [table for make in TABLES if not (table := make(judged, found)).cells.empty]
+    return [explained(table) for make in TABLES if not (table := make(judged, found)).cells.empty]
+
+
+def explained(table: Table) -> Table:
+    """Say below a table what its mark means, where one of its methods bears it."""
+    is_marked = table.cells.map(lambda cell: MIXED in str(cell)).to_numpy().any()
+    note = f" {MIXED} A run of this method was resumed on other code than it began with."
+    return replace(table, caption=table.caption + note) if is_marked else table

@@ -7,8 +7,8 @@ from enum import StrEnum
 
 from pandas import DataFrame
 
-from cao_lab.protocol import RATIO_MARGIN
-from cao_lab.reporting.intervals import Interval, ratio_interval
+from cao_lab.protocol import CONFIDENCE, RATIO_MARGIN
+from cao_lab.reporting.intervals import Interval, Values, paired_ratio, ratio_interval, with_noise
 from cao_lab.reporting.setting import Setting
 
 
@@ -19,12 +19,14 @@ class Verdict(StrEnum):
     FAILS = "does not hold"
     RATE = "holds only because of the learning rate"
     UNDECIDED = "undecided"
+    UNTESTABLE = "not testable here"
     UNTESTED = "not tested here"
 
 
 PART_NAMES = {
     "cao": "CAO (k = 1)", "rank3": "CAO (k = 3)", "rank5": "CAO (k = 5)", "sgd": "SGD", "adam": "Adam",
-    "rank0-unit": "CAO (k = 0, d = g)",
+    "rank0-unit": "CAO (k = 0, d = g)", "signed": "CAO with signed λ", "lanczos": "CAO by Lanczos",
+    "warm-up": "CAO after a phase of SGD",
 }  # fmt: skip
 """What to call a part that nobody plays."""
 
@@ -35,8 +37,11 @@ class Finding:
 
     verdict: Verdict
     evidence: str
-    can_tell: bool = True
-    """Whether the runs could have decided at all; if not, a claim of many parts leaves this one out."""
+
+    @property
+    def can_tell(self) -> bool:
+        """Whether the runs could have decided at all; if not, a claim of many parts leaves this one out."""
+        return self.verdict is not Verdict.UNTESTABLE
 
 
 def untested(*absent: str) -> Finding:
@@ -44,37 +49,88 @@ def untested(*absent: str) -> Finding:
     return Finding(Verdict.UNTESTED, f"no ended runs of {' and '.join(PART_NAMES.get(one, one) for one in absent)}")
 
 
+def untestable(reason: str) -> Finding:
+    """Return the finding for runs that could not have decided, however they came out."""
+    return Finding(Verdict.UNTESTABLE, reason)
+
+
+def shared_confidence(parts: int) -> float:
+    """Return the confidence of each interval of a claim of several parts, so that all together keep 95 %."""
+    return 1 - (1 - CONFIDENCE) / parts
+
+
 def said(ratio: Interval) -> str:
-    """Return an interval of ratios in words."""
+    """Return an interval of ratios in words, with the number of seeds and the noise."""
     if ratio.count == 0:
         return "an unknown multiple of"
-    if ratio.count < 2:
-        return f"{ratio.center:.2f}× (one seed, no interval)"
-    return f"{ratio.center:.2f}× [{ratio.low:.2f}, {ratio.high:.2f}]".replace("inf", "∞")
+    return f"{ratio.center:.2f}×{ends(ratio, '.2f')}".replace("inf", "∞")
 
 
-def bounded_ratio(slow: DataFrame, fast: DataFrame) -> Interval:
-    """Return the ratio of first hits of runs that share an index, where some may never have arrived.
+def points(difference: Interval) -> str:
+    """Return a difference of accuracies in words, in points, with the number of seeds and the noise."""
+    scaled = [100 * end for end in (difference.center, difference.low, difference.high, difference.noise)]
+    told = replace(difference, center=scaled[0], low=scaled[1], high=scaled[2], noise=scaled[3])
+    return f"{told.center:+.2f} points{ends(told, '+.2f')}"
 
-    Where only one of a pair reached the threshold, the other counts with its whole budget: the ratio is then a bound
-    that understates the difference, and the interval is open on that side. Where neither did, the pair says nothing.
+
+def ends(found: Interval, form: str) -> str:
+    """Return the ends of an interval, how many seeds it is of, and the noise if it is known."""
+    seeds = " + ".join(str(count) for count in found.counts)
+    between = f" [{found.low:{form}}, {found.high:{form}}]" if found.count > 1 else " without an interval"
+    unit = "×" if found.is_ratio else " points"
+    noise = "" if math.isnan(found.noise) else f", noise {found.noise:.2f}{unit}"
+    return f"{between} (n = {seeds}{noise})"
+
+
+def resolution(found: Interval, margin: float, name: str) -> str:
+    """Return how many seeds a margin takes, where these were too few."""
+    needed = found.seeds_for(margin)
+    return f"; {name} takes {needed:.0f} seeds" if found.count < needed < math.inf else ""
+
+
+def bounded_ratio(
+    slow: DataFrame, fast: DataFrame, confidence: float = CONFIDENCE, *, is_paired: bool = False
+) -> Interval:
+    """Return the ratio of first hits, where some runs may never have arrived.
+
+    Who never reached the threshold counts with the whole budget: the ratio is then a bound that understates the
+    difference, and the interval is open on that side. Where nobody arrived, nothing is said.
     """
-    pairs = slow.add_suffix("_slow").join(fast.add_suffix("_fast"), how="inner")
-    pairs = pairs[pairs["epoch_slow"].notna() | pairs["epoch_fast"].notna()]
-    ends = [pairs[f"crossing_epoch_{side}"].fillna(pairs[f"budget_{side}"]) for side in ("slow", "fast")]
-    ratio = ratio_interval(ends[0], ends[1])
-    if pairs["epoch_slow"].isna().any():
+    if is_paired:
+        both = DataFrame({"slow": slow["epoch"], "fast": fast["epoch"]}).reindex(slow.index.intersection(fast.index))
+        arrived = both.index[both.notna().any(axis=1)]
+        slow, fast = slow[slow.index.isin(arrived)], fast[fast.index.isin(arrived)]
+    if not (slow["epoch"].notna().any() or fast["epoch"].notna().any()):
+        return ratio_interval({}, {})
+    compare_them = paired_ratio if is_paired else ratio_interval
+    ratio = compare_them(arrival(slow), arrival(fast), confidence)
+    if slow["epoch"].isna().any():
         ratio = replace(ratio, high=math.inf)
-    return replace(ratio, low=0.0) if pairs["epoch_fast"].isna().any() else ratio
+    return replace(ratio, low=0.0) if fast["epoch"].isna().any() else ratio
 
 
-def sooner(setting: Setting, slow: str, fast: str, threshold: float) -> tuple[Interval, str]:
+def arrival(hits: DataFrame) -> Values:
+    """Return when each run crossed the threshold, the budget for one that never did."""
+    return hits["crossing_epoch"].fillna(hits["budget"])
+
+
+def sooner(
+    setting: Setting, slow: str, fast: str, threshold: float, confidence: float = CONFIDENCE
+) -> tuple[Interval, str]:
     """Return how many times sooner one part reaches the threshold, in epochs, with a note on seeds that never did."""
     hits = setting.hits(threshold)
-    first, second = (hits[hits["label"] == setting.labels[part]].set_index("seed") for part in (slow, fast))
-    note = f" (reached on {arrivals(second)} seeds against {arrivals(first)}: a bound)"
+
+    def of(label: str) -> DataFrame:
+        return hits[hits["label"] == label].set_index("seed")
+
+    first, second = of(setting.labels[slow]), of(setting.labels[fast])
+    ratio = bounded_ratio(first, second, confidence)
+    if twins := setting.twins:
+        one, same = (of(label)["crossing_epoch"] for label in twins)
+        ratio = with_noise(ratio, one, same)
     has_all = bool(first["epoch"].notna().all()) and bool(second["epoch"].notna().all())
-    return bounded_ratio(first, second), "" if has_all else note
+    note = f" (reached on {arrivals(second)} seeds against {arrivals(first)}: a bound)"
+    return ratio, "" if has_all else note
 
 
 def arrivals(hits: DataFrame) -> str:
@@ -83,17 +139,23 @@ def arrivals(hits: DataFrame) -> str:
 
 
 def direction(ratio: Interval) -> Verdict:
-    """Return holds if the whole interval lies above 1, does not hold if below, else undecided."""
+    """Return holds if the whole interval lies above 1, does not hold if below, else undecided, as within the noise."""
+    if not ratio.is_beyond_noise:
+        return Verdict.UNDECIDED
     if ratio.low > 1:
         return Verdict.HOLDS
     return Verdict.FAILS if ratio.high <= 1 else Verdict.UNDECIDED
 
 
 def equality(found: Interval, low: float, high: float) -> Verdict:
-    """Return holds if the interval lies inside the margin, does not hold if wholly outside, else undecided."""
+    """Return holds if the interval lies inside the margin, does not hold if wholly outside, else undecided.
+
+    A margin that is finer than the noise confirms nothing, and a difference within the noise refutes nothing.
+    """
     if low <= found.low and found.high <= high:
-        return Verdict.HOLDS
-    return Verdict.FAILS if found.high < low or found.low > high else Verdict.UNDECIDED
+        return Verdict.UNDECIDED if found.noise > high else Verdict.HOLDS
+    is_outside = found.high < low or found.low > high
+    return Verdict.FAILS if is_outside and found.is_beyond_noise else Verdict.UNDECIDED
 
 
 def with_control(gain: Interval, control: Interval) -> Verdict:
@@ -105,12 +167,14 @@ def with_control(gain: Interval, control: Interval) -> Verdict:
         return direction(gain)
     if control.high <= RATIO_MARGIN:
         return Verdict.RATE
-    return Verdict.HOLDS if control.low > 1 else Verdict.UNDECIDED
+    return Verdict.HOLDS if control.low > 1 and control.is_beyond_noise else Verdict.UNDECIDED
 
 
 def all_of(verdicts: Iterable[Verdict]) -> Verdict:
     """Return the verdict on a claim with several parts: the worst of theirs."""
-    order = (Verdict.FAILS, Verdict.UNDECIDED, Verdict.UNTESTED, Verdict.RATE, Verdict.HOLDS)
+    order = (
+        Verdict.FAILS, Verdict.UNDECIDED, Verdict.UNTESTABLE, Verdict.UNTESTED, Verdict.RATE, Verdict.HOLDS,
+    )  # fmt: skip
     return min(verdicts, key=order.index, default=Verdict.UNTESTED)
 
 
@@ -121,21 +185,21 @@ def can_tell(setting: Setting, names: Iterable[str], threshold: float) -> bool:
     return not (hits.loc[asked, "epoch"] <= 1).any()
 
 
-def compare(setting: Setting, slow: str, control: str, threshold: float) -> Finding:
+def compare(setting: Setting, slow: str, control: str, threshold: float, parts: int = 1) -> Finding:
     """Judge whether CAO reaches a threshold sooner than another, and not by its rate alone."""
     if absent := setting.lacking("cao", slow):
         return untested(*absent)
     if not can_tell(setting, ("cao", slow, control), threshold):
-        evidence = f"Train loss {threshold:g} was reached in a first epoch: too soon to tell"
-        return Finding(Verdict.UNDECIDED, evidence, can_tell=False)
-    gain, note = sooner(setting, slow, "cao", threshold)
+        return untestable(f"Train loss {threshold:g} was reached in a first epoch: too soon to tell")
+    confidence = shared_confidence(parts)
+    gain, note = sooner(setting, slow, "cao", threshold, confidence)
     if gain.count == 0:
-        evidence = f"Train loss {threshold:g} was reached by neither on any common seed"
-        return Finding(Verdict.UNDECIDED, evidence, can_tell=False)
+        return untestable(f"Train loss {threshold:g} was reached by neither on any seed")
     evidence = f"To train loss {threshold:g}, {setting.name(slow)} needs {said(gain)} CAO's epochs{note}"
     if control not in setting.labels:
         verdict = Verdict.UNDECIDED if direction(gain) is Verdict.HOLDS else direction(gain)
         return Finding(verdict, f"{evidence}; no control at the same effective rate")
-    rival, rival_note = sooner(setting, control, "cao", threshold)
+    rival, rival_note = sooner(setting, control, "cao", threshold, confidence)
     against = f"the control {setting.name(control)} needs {said(rival)}{rival_note}"
-    return Finding(with_control(gain, rival), f"{evidence}; {against}")
+    more = resolution(rival, math.log(RATIO_MARGIN), "± 10 %")
+    return Finding(with_control(gain, rival), f"{evidence}; {against}{more}")

@@ -116,8 +116,9 @@ class Training:
         progress.batch += 1
         progress.step += 1
         progress.gradient_evaluations += objective.evaluations
-        progress.samples += len(inputs)
-        progress.loss_sum += objective.first_loss * len(inputs)
+        count = self._count(targets)
+        progress.samples += count
+        progress.loss_sum += objective.first_loss * count
         if objective.first_outputs is not None:
             progress.correct += self._correct(objective.first_outputs, targets)
         progress.has_diverged = not math.isfinite(objective.first_loss)
@@ -126,6 +127,10 @@ class Training:
         factor = rate_factor(self.config.schedule, self.progress.step, self.config.epochs * self.steps_per_epoch)
         for group, rate in zip(self.method.optimizer.param_groups, self.base_rates, strict=True):
             group["lr"] = rate * factor
+
+    def _count(self, targets: Tensor) -> int:
+        """Return how many answers a batch asks for: a window of text asks for one at each character."""
+        return len(targets) if self.problem.dataset.classes is None else targets.numel()
 
     def _correct(self, outputs: Tensor, targets: Tensor) -> int:
         if self.problem.dataset.classes is None:
@@ -185,13 +190,13 @@ class Training:
         """Return loss (without the L2 term) and accuracy on the test set."""
         self.model.eval()
         dataset = self.problem.dataset
-        loss_sum, correct, samples = 0.0, 0, len(dataset.test_inputs)
+        loss_sum, correct, samples = 0.0, 0, self._count(dataset.test_targets)
         for batch in evaluation_batches(dataset, EVALUATION_BATCH):
             inputs, targets = self.problem.cast(batch)
             with self.problem.autocast():
                 outputs = self.model(channels_last(inputs, self.model))
                 loss = self.problem.loss_of_outputs(outputs, targets)
-            loss_sum += loss.item() * len(inputs)
+            loss_sum += loss.item() * self._count(targets)
             correct += self._correct(outputs, targets)
         return loss_sum / samples, correct / samples
 

@@ -2,27 +2,20 @@
 
 from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import TypeAlias
 
+from cao_lab import facts
 from cao_lab.config import ConfigError, RunConfig
-from cao_lab.suites.ill_conditioned import ill_conditioned
-from cao_lab.suites.mini import MINI
-from cao_lab.suites.paper import DEMO, PAPER, SENSITIVITY
 from cao_lab.suites.rounds import FinishedRun, Rounds
-from cao_lab.suites.stable_range import stable_range
-from cao_lab.suites.tuned import mini_tuned
 from cao_lab.user_code import explained, import_file
 
 Suite: TypeAlias = Sequence[RunConfig] | Callable[[], Rounds]
 
 SUITES: dict[str, Suite] = {
-    "demo": DEMO,
-    "paper": PAPER,
-    "sensitivity": SENSITIVITY,
-    "mini": MINI,
-    "mini-tuned": mini_tuned,
-    "stable-range": stable_range,
-    "ill-conditioned": ill_conditioned,
+    name: resolve_name(f"{__name__}.{info.runs}")
+    for name, info in facts.SUITES.items()
+    if info.kind not in facts.RUN_ELSEWHERE
 }
 
 

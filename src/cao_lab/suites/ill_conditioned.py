@@ -2,7 +2,7 @@
 
 Three convex ones in double precision and a deep autoencoder. Adam and SGD with momentum are tuned as in `mini-tuned`;
 L-BFGS and CAO with automatic damping and a rate of 1 are not tuned at all. Distances from the optimum are declared in
-`protocol.DISTANCES`, the optimum being the lowest loss that any run of the task reached.
+`facts.DISTANCES`, the optimum being the lowest loss that any run of the task reached.
 """
 
 from dataclasses import dataclass, replace

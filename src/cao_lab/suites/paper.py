@@ -3,7 +3,8 @@
 from dataclasses import replace
 
 from cao_lab.assumptions import BASE_LR, CLIP_UPDATE, DAMPING
-from cao_lab.config import DatasetName, ModelName, RunConfig
+from cao_lab.config import RunConfig
+from cao_lab.facts import DatasetName, ModelName
 from cao_lab.optimizer_config import AdamConfig, CAOConfig, OptimizerConfig, SGDConfig
 
 SEEDS = (0, 1, 2)

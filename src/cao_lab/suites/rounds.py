@@ -1,13 +1,13 @@
 """How a suite learns from its runs: it yields a list of runs, and gets them back finished, in the same order."""
 
 import math
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from pandas import DataFrame
-
 from cao_lab.config import RunConfig
+from cao_lab.log.records import EpochRecord
+from cao_lab.protocol import RateOutcome, ends_above_start, outcome_of_rate
 
 
 @dataclass(frozen=True)
@@ -16,20 +16,31 @@ class FinishedRun:
 
     config: RunConfig
     status: str
-    epochs: DataFrame
+    epochs: Sequence[EpochRecord]
 
     @property
     def final_train_loss(self) -> float:
-        """The last epoch's train loss; infinite for a run that diverged, failed or ended in NaN."""
-        if self.status != "finished" or self.epochs.empty:
+        """The last epoch's train loss; infinite for a run that diverged, failed, or ended in NaN or above its start."""
+        if self.status != "finished" or not self.epochs or self.has_diverged:
             return math.inf
-        loss = float(self.epochs["train_loss"].iloc[-1])
+        loss = self.epochs[-1].train_loss
         return loss if math.isfinite(loss) else math.inf
 
     @property
-    def lowest_train_loss(self) -> float:
-        """The lowest train loss of any epoch, whatever came after."""
-        return math.inf if self.epochs.empty else float(self.epochs["train_loss"].min())
+    def losses(self) -> list[float]:
+        """The train loss of each epoch."""
+        return [one.train_loss for one in self.epochs]
+
+    @property
+    def has_diverged(self) -> bool:
+        """Whether the loss ended above its start, or was not finite."""
+        steps = self.epochs[0].step if self.epochs else None
+        return self.status == "diverged" or ends_above_start(self.config.task, self.losses, steps)
+
+    @property
+    def outcome(self) -> RateOutcome:
+        """What a search for stable rates makes of it."""
+        return outcome_of_rate(self.config.task, self.losses, self.status != "finished")
 
 
 Rounds: TypeAlias = Generator[list[RunConfig], list[FinishedRun], None]

@@ -8,14 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-from pandas import DataFrame
-from pandas.api.types import is_numeric_dtype
 from tqdm import tqdm
 
 from cao_lab.config import ConfigError, Execution, RunConfig, config_from_dict
 from cao_lab.log.header import read_header
-from cao_lab.log.records import LogError
+from cao_lab.log.reading import read_rows
+from cao_lab.log.records import EpochRecord, LogError
 from cao_lab.runs.stopping import StopRequest, stop_requests
 from cao_lab.suites import find_suite, rounds_of
 from cao_lab.suites.launch import Job, Launcher, LocalProcesses
@@ -94,13 +92,12 @@ class SuiteRunner:
 
     def finished(self, config: RunConfig) -> FinishedRun:
         """Return a run with the rows it left."""
-        status = self.header(config).get("status", "failed")
-        path = self.execution.logs / config.folder / "epochs.csv"
-        has_rows = path.exists() and path.stat().st_size > 0
-        epochs = pd.read_csv(path) if has_rows else DataFrame()
-        if has_rows and not ("train_loss" in epochs and is_numeric_dtype(epochs["train_loss"])):
-            raise LogError(f"{path} has no column of numbers train_loss; remove {path.parent} to run it anew")
-        return FinishedRun(config, status, epochs)
+        folder = self.execution.logs / config.folder
+        try:
+            epochs = read_rows(folder / "epochs.csv", EpochRecord).records
+        except LogError as error:
+            raise LogError(f"{folder}: {error}; remove the folder to run it anew") from error
+        return FinishedRun(config, self.header(config).get("status", "failed"), epochs)
 
     def header(self, config: RunConfig) -> dict[str, Any]:
         """Return what run.json says of a run, nothing if there is none that can be read."""

@@ -4,32 +4,45 @@ import math
 from collections.abc import Iterable
 from dataclasses import replace
 
+from cao_lab.assumptions import DAMPING
 from cao_lab.config import RunConfig
 from cao_lab.optimizer_config import (
+    AdaGradConfig,
     AdaHessianConfig,
     AdamConfig,
     AdamWConfig,
     MuonConfig,
     OptimizerConfig,
+    RMSPropConfig,
     SGDConfig,
+    ShampooConfig,
     SOAPConfig,
 )
 from cao_lab.protocol import TUNING_SEED
 from cao_lab.suites.mini import CAO, CAO_WITH_MOMENTUM, EPOCHS, small
+from cao_lab.suites.paper import DIGITS_STEPS_PER_EPOCH
 from cao_lab.suites.rounds import FinishedRun, Rounds, together
 
 RATES = 5
 SPACING = math.sqrt(10)
 EXTENSIONS = 2
 FRESH_SEEDS = (1, 2, 3)
+DIGITS_SEEDS = (1, 2, 3, 4, 5)
+"""Margins of 10 % take five seeds, which digits can afford."""
 
+# Centred on CAO's own effective rate, α/η: what it does without curvature.
+PLAIN_SGD = replace(SGDConfig(), lr=CAO.lr / DAMPING, momentum=0.0)
 TUNED: list[OptimizerConfig] = [
     SGDConfig(),
+    PLAIN_SGD,
     AdamConfig(),
     AdamWConfig(),
     AdaHessianConfig(),
     SOAPConfig(),
     MuonConfig(),
+    AdaGradConfig(),
+    RMSPropConfig(),
+    ShampooConfig(),
     CAO,
     CAO_WITH_MOMENTUM,
 ]
@@ -39,6 +52,22 @@ def mini_tuned() -> Rounds:
     """Tune each optimizer on CIFAR-100 at half the budget of `mini`; the middle of each grid is its default rate."""
     configs = [small(optimizer, "cifar100", "resnet18", TUNING_SEED, EPOCHS // 2) for optimizer in TUNED]
     yield from together(tune(config, FRESH_SEEDS) for config in configs)
+
+
+def digits_tuned() -> Rounds:
+    """Tune CAO of several ranks and dampings on digits, beside rank 0 at the same ones, SGD and Adam.
+
+    Every method has the same effective rates to choose from, so that what damping does by its rate alone rank 0 does.
+    """
+    cao = replace(CAO, refresh_every=DIGITS_STEPS_PER_EPOCH)
+    sketched = [
+        replace(cao, rank=rank, damping=damping, lr=damping * PLAIN_SGD.lr)
+        for damping in (0.1, 0.01)
+        for rank in (0, 1, 5)
+    ]
+    methods: list[OptimizerConfig] = [SGDConfig(), PLAIN_SGD, AdamConfig(), *sketched]
+    configs = [RunConfig(method, "digits", "mlp", TUNING_SEED, epochs=20) for method in methods]
+    yield from together(tune(config, DIGITS_SEEDS) for config in configs)
 
 
 def tune(config: RunConfig, fresh_seeds: Iterable[int]) -> Rounds:

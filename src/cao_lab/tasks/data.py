@@ -1,4 +1,4 @@
-"""Digits, CIFAR and two small tables as tensors; crop and flip; a batch order that the seed alone decides."""
+"""Digits, CIFAR, two small tables and a text as tensors; crop and flip; a batch order that the seed alone decides."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
@@ -13,9 +13,9 @@ from sklearn.model_selection import train_test_split
 from torch import Tensor
 from torch.nn.functional import pad
 
+from cao_lab.facts import DATASETS
+from cao_lab.tasks import text
 from cao_lab.tasks.cifar import CIFAR, read_cifar
-
-DATASETS = ("digits", "cifar10", "cifar100", "breast-cancer", "diabetes")
 
 PADDING = 4
 TEST_SHARE = 0.2
@@ -52,13 +52,13 @@ class Dataset:
 
 
 def load(name: str, data_dir: Path | None = None, train_samples: int | None = None) -> Dataset:
-    """Load a dataset by name, CIFAR from `data_dir` or else `$CAO_DATA`, the others from scikit-learn.
+    """Load a dataset by name, CIFAR from `data_dir` or else `$CAO_DATA`, the others from scikit-learn or Python.
 
     `train_samples` keeps a fixed, class-balanced part of the training set.
     """
     if name not in DATASETS:
         raise ValueError(f"dataset must be one of {', '.join(DATASETS)}, got {name}")
-    dataset = _cifar(name, data_dir) if name in CIFAR else _from_scikit_learn(name)
+    dataset = _cifar(name, data_dir) if name in CIFAR else _text() if name == "pydoc" else _from_scikit_learn(name)
     return dataset if train_samples is None else balanced_subset(dataset, train_samples)
 
 
@@ -67,7 +67,8 @@ def balanced_subset(dataset: Dataset, samples: int) -> Dataset:
     size, least = len(dataset.train_targets), dataset.classes or 1
     if not least <= samples <= size:
         raise ValueError(f"train_samples must be from {least} to {size}, got {samples}")
-    classes = np.zeros(size, int) if dataset.classes is None else dataset.train_targets.numpy()
+    has_classes = dataset.classes is not None and dataset.train_targets.ndim == 1
+    classes = dataset.train_targets.numpy() if has_classes else np.zeros(size, int)
     shuffled = torch.randperm(size, generator=_generator(SUBSET_STREAM, FIXED_SEED, 0)).numpy()
     # Taking the samples by their rank within their class deals them out class after class, round after round.
     order = np.lexsort((classes[shuffled], _rank_within_class(classes[shuffled])))
@@ -191,6 +192,14 @@ def _split(
     parts = train_test_split(inputs, targets, test_size=TEST_SHARE, stratify=strata, random_state=FIXED_SEED)
     train_inputs, test_inputs, train_targets, test_targets = map(torch.from_numpy, parts)
     return Dataset(train_inputs, train_targets, test_inputs, test_targets, classes, mean, std, augment=False)
+
+
+def _text() -> Dataset:
+    """Cut each window of characters into what is seen and what comes next."""
+    train, test = (torch.from_numpy(part) for part in text.windows())
+    seen, coming = (slice(None), slice(-1)), (slice(None), slice(1, None))
+    parts = (train[seen], train[coming].long(), test[seen], test[coming].long())
+    return Dataset(*parts, classes=text.CLASSES, mean=None, std=None, augment=False)
 
 
 def _cifar(name: str, data_dir: Path | None) -> Dataset:

@@ -10,10 +10,10 @@ from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss, pad
 
+from cao_lab.facts import MODELS
 from cao_lab.tasks.data import Dataset, prepare
 from cao_lab.tasks.resnet import resnet18, resnet34
-
-MODELS = ("resnet18", "resnet34", "linear", "mlp", "autoencoder")
+from cao_lab.tasks.transformer import HEADS, Transformer
 
 
 def build_model(name: str, dataset: Dataset, width: int, seed: int) -> nn.Module:
@@ -86,6 +86,8 @@ class LogisticRegression(nn.Module):
 
 
 def _built(name: str, dataset: Dataset, width: int) -> nn.Module:
+    if name == "transformer":
+        return _transformer(dataset, width)
     features = prod(dataset.train_inputs.shape[1:])
     outputs = dataset.classes or prod(dataset.train_targets.shape[1:])
     match name:
@@ -100,6 +102,14 @@ def _built(name: str, dataset: Dataset, width: int) -> nn.Module:
         raise ValueError(f"{name} needs labelled images, got {tuple(dataset.train_inputs.shape[1:])} inputs")
     resnet = resnet18 if name == "resnet18" else resnet34
     return resnet(dataset.classes, width, channels=dataset.train_inputs.shape[1])
+
+
+def _transformer(dataset: Dataset, width: int) -> nn.Module:
+    if dataset.classes is None or dataset.train_targets.ndim != 2:
+        raise ValueError("transformer needs a text: name the dataset pydoc")
+    if width % (2 * HEADS):
+        raise ValueError(f"width of a transformer must be a multiple of {2 * HEADS}, got {width}")
+    return Transformer(dataset.classes, dataset.train_inputs.shape[1], width)
 
 
 def _zeroed(model: nn.Module) -> nn.Module:

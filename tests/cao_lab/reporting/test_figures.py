@@ -1,6 +1,7 @@
 """Figures are compared by the data they draw, not by their pixels."""
 
 import math
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -13,9 +14,12 @@ from synthetic_logs import ADAM, CAO, SGD, Run, suite_of_runs, write_suite
 
 from cao_lab.protocol import PRODUCT_PRICE
 from cao_lab.reporting import figures
-from cao_lab.reporting.analysis import Goal, ended_with_costs, first_epoch_below, predicted_windows
+from cao_lab.reporting.analysis import Goal, ended_with_costs, first_epoch_below
+from cao_lab.reporting.eigenvalue_figure import eigenvalue_figure
 from cao_lab.reporting.logreader import Logs, load_logs
+from cao_lab.reporting.rates import predicted_windows
 from cao_lab.reporting.setting import settings
+from cao_lab.reporting.stable_rates_figure import stable_window_figure
 
 
 def logs_of(folder: Path, *runs: Run) -> Logs:
@@ -59,6 +63,30 @@ def test_a_dot_marks_the_first_hit_and_is_hollow_if_a_seed_never_arrived(two_see
     assert found[1][2] != "white"
 
 
+def test_a_dot_lies_on_the_mean_curve(two_seeds: DataFrame) -> None:
+    figure = figures.train_loss_figure(two_seeds, goal(two_seeds, 2.3))
+    # Adam's mean falls from 3.5 to 2 between the epochs 1 and 2.
+    assert dots(figure)[0][:2] == (pytest.approx(1 + 1.2 / 1.5), 2.3)
+
+
+def test_a_step_of_a_full_batch_is_called_a_step_and_its_loss_is_that_before_it(two_seeds: DataFrame) -> None:
+    figure = figures.train_loss_figure(two_seeds.assign(steps_per_epoch=1))
+    assert axes_of(figure).get_xlabel() == "steps"
+    assert curves(figure)["Adam"].get_xdata().tolist() == [0, 1, 2]
+
+
+def test_a_run_that_rises_far_above_its_start_leaves_the_frame(tmp_path: Path) -> None:
+    runs = [Run([4.0, 2.0, 1.0], "adam", 0, ADAM), Run([4.0, 1e9, 1e13])]
+    figure = figures.train_loss_figure(logs_of(tmp_path, *runs).epochs)
+    assert axes_of(figure).get_ylim()[1] < 10
+    assert list(curves(figure)) == ["Adam †", "CAO k=1 † ↑"]
+
+
+def test_a_single_epoch_is_drawn_as_a_point(tmp_path: Path) -> None:
+    (curve,) = curves(figures.train_loss_figure(logs_of(tmp_path, Run([3.0])).epochs)).values()
+    assert curve.get_marker() == "."
+
+
 def test_the_early_window_ends_where_it_should(two_seeds: DataFrame) -> None:
     figure = figures.train_loss_figure(two_seeds, goal(two_seeds, 1.0), last_epoch=2)
     assert curves(figure)["Adam"].get_xdata().tolist() == [1, 2]
@@ -90,26 +118,49 @@ def test_any_column_of_the_logs_can_be_drawn(two_seeds: DataFrame) -> None:
 
 def test_eigenvalues_are_drawn_with_the_edge_of_stability(tmp_path: Path) -> None:
     runs = [Run([3.0, 2.0], seed=seed, eigenvalues=[10.0 + 2 * seed, 4.0]) for seed in (0, 1)]
-    lines = axes_of(figures.eigenvalue_figure(logs_of(tmp_path, *runs).refreshes)).lines
+    lines = axes_of(eigenvalue_figure(logs_of(tmp_path, *runs).refreshes)).lines
     assert [line.get_ydata()[0] for line in lines] == [11.0, 4.0, pytest.approx(20.0)]
+
+
+@pytest.mark.parametrize(
+    ("config", "name"),
+    [(SGD, "2(1+β)/α"), (CAO, "2η/α"), (CAO | {"momentum": 0.9}, "2η(1+β)/α"), (CAO | {"scaling": "unit"}, "2/α")],
+)
+def test_the_edge_is_named_by_the_formula_that_is_drawn(config: dict[str, object], name: str, tmp_path: Path) -> None:
+    figure = eigenvalue_figure(logs_of(tmp_path, Run([3.0, 2.0], "one", 0, config, eigenvalues=[10.0])).refreshes)
+    assert name in [text.get_text() for text in axes_of(figure).texts]
+
+
+def test_the_names_of_eigenvalues_do_not_overlap_and_every_axis_has_ticks(tmp_path: Path) -> None:
+    config = CAO | {"rank": 5}
+    run = Run([3.0, 2.0], "one", 0, config, eigenvalues=[9e4, 8.9e4, 8.8e4, 12.0, 0.3, 0.2])
+    figure = eigenvalue_figure(logs_of(tmp_path, run).refreshes)
+    FigureCanvasAgg(figure).draw()
+    axes = axes_of(figure)
+    boxes = sorted(text.get_window_extent().y0 for text in axes.texts if text.get_text().startswith("λ"))
+    heights = [text.get_window_extent().height for text in axes.texts if text.get_text().startswith("λ")]
+    assert min(after - before for before, after in pairwise(boxes)) > 0.7 * max(heights)
+    shown = [label for label in axes.get_yticklabels() if label.get_text()]
+    assert len(shown) >= 4
+    assert all(label.get_window_extent().x0 >= 0 for label in shown)
 
 
 def test_adam_has_no_edge(tmp_path: Path) -> None:
     refreshes = logs_of(tmp_path, Run([3.0, 2.0], "adam", 0, ADAM, eigenvalues=[10.0])).refreshes
-    assert len(axes_of(figures.eigenvalue_figure(refreshes)).lines) == 1
+    assert len(axes_of(eigenvalue_figure(refreshes)).lines) == 1
 
 
 def test_stable_windows_show_both_ends_and_the_predictions(tmp_path: Path) -> None:
     runs = [
         Run(
-            [4.0, 1.0 if rate < 0.5 else 3.0], f"{label}-{rate}", 0, config | {"lr": rate}, "stable-range",
+            [2.2, 1.0 if rate < 0.5 else 3.0], f"{label}-{rate}", 0, config | {"lr": rate}, "stable-range",
             "digits-mlp", eigenvalues=[8.0, 4.0],
         )
         for rate in (0.1, 0.4, 0.8)
         for label, config in (("sgd", SGD), ("cao", CAO | {"damping": 1.0}))
     ]  # fmt: skip
     logs = logs_of(tmp_path, *runs)
-    axes = axes_of(figures.stable_window_figure(predicted_windows(logs.epochs, logs.refreshes)))
+    axes = axes_of(stable_window_figure(predicted_windows(logs.epochs, logs.refreshes)))
     drawn = [line.get_xdata().tolist() for line in axes.lines[-4:]]
     assert drawn == [[0.4, 0.4], [0.8, 0.8], [0.5, 0.25], [0.5, 0.25]]
     assert [label.get_text() for label in axes.get_yticklabels()] == ["CAO k=1", "SGD, momentum 0.9"]

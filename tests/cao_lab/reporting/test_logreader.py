@@ -9,6 +9,8 @@ import pytest
 from synthetic_logs import ADAM, CAO, SGD, Run, write_run, write_suite
 
 from cao_lab.reporting.logreader import ReportError, load_logs
+from cao_lab.reporting.setting import settings
+from cao_lab.reporting.tables import make_tables
 
 
 def test_one_row_an_epoch_with_the_configuration_beside_it(tmp_path: Path) -> None:
@@ -172,3 +174,23 @@ def test_broken_files_beside_the_runs_cost_a_sentence_each(tmp_path: Path) -> No
     assert [sentence.split(" (")[0] for sentence in logs.missing] == [
         "theory.csv cannot be read", "bench.json cannot be read",
     ]  # fmt: skip
+
+
+def test_a_run_resumed_on_other_code_is_marked_in_every_table(tmp_path: Path) -> None:
+    folder = write_run(tmp_path, Run([2.2, 1.0], "sgd-0.1", 0, SGD, "stable-range", "digits-mlp"))
+    header = json.loads((folder / "run.json").read_text())
+    header["resumed"] = [{"at": "2000-01-02T00:00:00Z", "git_commit": "4567def"}]
+    (folder / "run.json").write_text(json.dumps(header))
+    logs = load_logs(tmp_path)
+    assert any("resumed on other code (0123abc, 4567def), marked ‡" in sentence for sentence in logs.missing)
+    for table in make_tables(logs, settings(logs)):
+        assert "‡" in table.cells.to_string(), table.name
+        assert "resumed on other code" in table.caption
+
+
+def test_a_run_resumed_on_the_same_code_is_not_marked(tmp_path: Path) -> None:
+    folder = write_run(tmp_path, Run([2.2, 1.0]))
+    header = json.loads((folder / "run.json").read_text())
+    header["resumed"] = [{"at": "2000-01-02T00:00:00Z", "git_commit": header["git_commit"]}]
+    (folder / "run.json").write_text(json.dumps(header))
+    assert load_logs(tmp_path).runs["name"].tolist() == ["CAO k=1"]

@@ -19,7 +19,8 @@ from cao_lab.solvers.methods.quasi_newton import ScipyBFGS
 from cao_lab.solvers.objective import default_dtype, flat, set_point
 from cao_lab.solvers.price import Price
 from cao_lab.solvers.solving import adam_phase, solve
-from cao_lab.tasks.pde import EQUATIONS, Problem, ProblemConfig, least_squares
+from cao_lab.tasks.pde import EQUATIONS
+from cao_lab.tasks.pde.problem import Problem, ProblemConfig, least_squares
 
 TINY = ProblemConfig(width=5, depth=2, interior=40, initial=9, boundary=5)
 AVAILABLE = [name for name in METHODS if name != "sketched-lbfgs" or hasattr(cao, "SketchedLBFGS")]

@@ -16,7 +16,8 @@ from cao_lab.solvers.methods.first_order import Adam
 from cao_lab.solvers.objective import Objective
 from cao_lab.solvers.price import Price, Products, hessian_product, measured_price
 from cao_lab.solvers.solving import solve
-from cao_lab.tasks.pde import EQUATIONS, Problem, ProblemConfig
+from cao_lab.tasks.pde import EQUATIONS
+from cao_lab.tasks.pde.problem import Problem, ProblemConfig
 
 
 class Clock:

@@ -8,26 +8,33 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from pandas import DataFrame
 
 from cao_lab.config import ConfigError, Execution, RunConfig
 from cao_lab.log.header import read_header
+from cao_lab.log.records import EpochRecord, LogError
 from cao_lab.optimizer_config import AdamConfig, CAOConfig, SGDConfig
 from cao_lab.runs.session import run
 from cao_lab.runs.stopping import StopRequest
 from cao_lab.suites import SUITES, find_suite, rounds_of, runner
 from cao_lab.suites.estimate import Measured, duration, list_runs, run_seconds
 from cao_lab.suites.launch import LocalProcesses, from_json, to_json
-from cao_lab.suites.mini import MINI
+from cao_lab.suites.mini import MINI, MINI_SENSITIVITY
 from cao_lab.suites.paper import DEMO, MATCHED_SGD, PAPER, SENSITIVITY
 from cao_lab.suites.rounds import FinishedRun, together
-from cao_lab.suites.runner import run_suite
+from cao_lab.suites.runner import SuiteRunner, run_suite
 from cao_lab.suites.stable_range import CIFAR, DIGITS, STEPS_PER_EPOCH, largest_stable_rate
-from cao_lab.suites.tuned import TUNED, mini_tuned, tune
+from cao_lab.suites.transformer import STEPS_PER_EPOCH as STEPS_OF_TEXT
+from cao_lab.suites.transformer import transformer
+from cao_lab.suites.tuned import TUNED, digits_tuned, mini_tuned, tune
+from cao_lab.tasks.data import load
 
 
 def finished(config, *losses, status="finished"):
-    return FinishedRun(config, status, DataFrame({"train_loss": losses}))
+    return FinishedRun(config, status, [epoch(number, loss) for number, loss in enumerate(losses, start=1)])
+
+
+def epoch(number, loss):
+    return EpochRecord(number, number, loss, None, loss, None, 0.1, 1.0, 1.0, "process", number, 0, 0)
 
 
 def play(rounds, outcome):
@@ -83,6 +90,49 @@ def test_sensitivity_and_demo_are_complete():
     }  # fmt: skip
 
 
+def test_mini_has_the_papers_other_settings_and_its_own_form():
+    counts = Counter((c.task, c.label) for c in MINI)
+    assert set(counts.values()) == {3}
+    assert Counter(task for task, _ in counts) == {
+        "cifar100-resnet18w8-n5000": 15, "cifar100-resnet34w8-n5000": 3,
+        "cifar10-resnet18w8-n5000": 3, "cifar10-resnet34w8-n5000": 3,
+    }  # fmt: skip
+    ours = {field: getattr(CAOConfig(), field) for field in ("negative_curvature", "eigensolver", "warmup_steps")}
+    changes = [
+        {field: getattr(c.optimizer, field) for field in ours if getattr(c.optimizer, field) != ours[field]}
+        for c in MINI
+        if c.optimizer.name == "cao" and c.seed == 0 and c.task == "cifar100-resnet18w8-n5000"
+    ]
+    assert [one for one in changes if one] == [
+        {"negative_curvature": "signed"}, {"eigensolver": "lanczos"}, {"warmup_steps": 40},
+    ]  # fmt: skip
+
+
+def test_the_small_sweep_is_the_papers_around_an_epoch():
+    knobs = {(c.optimizer.damping, c.optimizer.refresh_every / 40, c.seed) for c in MINI_SENSITIVITY}
+    assert knobs == set(itertools.product((1e-3, 1e-2, 1e-1), (0.5, 1, 2), range(3)))
+
+
+def effective_rates(configs):
+    """Return the rates at which each method moves where there is no curvature, in the long run."""
+    found = {}
+    for config in configs:
+        own = config.optimizer
+        if own.name in ("sgd", "cao"):
+            rate = own.lr / (1 - own.momentum) / getattr(own, "damping", 1.0)
+            key = (own.name, own.momentum, getattr(own, "rank", None), getattr(own, "damping", None))
+            found.setdefault(key, []).append(rate)
+    return found
+
+
+@pytest.mark.parametrize(("suite", "methods"), [(mini_tuned, 4), (digits_tuned, 8), (transformer, 5)])
+def test_gradient_descent_and_cao_are_tuned_over_the_same_effective_rates(suite, methods):
+    rates = effective_rates(next(suite()))
+    assert len(rates) == methods
+    first, *others = rates.values()
+    assert all(own == pytest.approx(first, rel=0.01) for own in others)
+
+
 def test_mini_refreshes_once_an_epoch():
     for config in MINI:
         if isinstance(config.optimizer, CAOConfig):
@@ -90,6 +140,10 @@ def test_mini_refreshes_once_an_epoch():
     for task in (DIGITS, CIFAR):
         size = task.train_samples or 1437
         assert STEPS_PER_EPOCH[task.dataset] == math.ceil(size / task.batch_size)
+
+
+def test_the_transformer_refreshes_about_once_an_epoch():
+    assert abs(len(load("pydoc").train_inputs) / 128 - STEPS_OF_TEXT) < 3
 
 
 def bowl(best_rate):
@@ -123,7 +177,7 @@ def test_every_optimizer_gets_the_same_number_of_trials():
         c.optimizer.name + str(getattr(c.optimizer, "momentum", ""))
         for c in play(mini_tuned(), lambda c: finished(c, 1.0))
     )
-    assert len(trials) == len(TUNED) == 8
+    assert len(trials) == len(TUNED) == 12
     assert len(set(trials.values())) == 1
 
 
@@ -184,7 +238,7 @@ def test_a_suite_may_come_from_a_file_of_the_users(tmp_path, monkeypatch):
     path.write_text("import a_module_that_is_not_there")
     with pytest.raises(ConfigError, match=r"mine.py cannot be imported \(ModuleNotFoundError"):
         find_suite(f"{path}:TINY")
-    with pytest.raises(ConfigError, match=r"no suite is called tiny; there are demo, paper"):
+    with pytest.raises(ConfigError, match=r"no suite is called tiny; there are paper, mini"):
         find_suite("tiny")
 
 
@@ -253,6 +307,15 @@ def test_a_run_whose_log_is_damaged_fails_alone(suite_file, tmp_path, capsys):
     assert "3 runs over, 2 failed" in capsys.readouterr().out
 
 
+def test_a_damaged_row_of_a_run_that_is_over_is_named(tmp_path):
+    config = RunConfig(SGDConfig(), epochs=1)
+    run(config, Execution(logs=tmp_path, threads=1))
+    path = tmp_path / config.folder / "epochs.csv"
+    path.write_text(path.read_text().replace("\n1,", "\none,"))
+    with pytest.raises(LogError, match=r"seed0: epochs.csv cannot be read .*; remove the folder to run it anew"):
+        SuiteRunner(Execution(logs=tmp_path), 1, StopRequest()).finished(config)
+
+
 class AtOnce:
     """A launcher that is done with a run when it has started it."""
 
@@ -310,7 +373,7 @@ def test_dry_run_without_the_data_still_lists(tmp_path, monkeypatch):
     monkeypatch.delenv("CAO_DATA", raising=False)
     lines = list(list_runs("mini-tuned", Execution(logs=tmp_path, threads=1), jobs=1))
     assert "?  mini-tuned/cifar100-resnet18w8-n5000/sgd-lr0.001/seed0" in lines[0]
-    assert "40 runs whose data are not here" in lines[-2]
+    assert "60 runs whose data are not here" in lines[-2]
     assert "then more" in lines[-1]
 
 

@@ -77,13 +77,14 @@ def test_images_stay_bytes_and_targets_fit_their_loss(data_dir: Path) -> None:
         "digits",
         "cifar10",
         "cifar100",
+        "pydoc",
     }
     assert loaded["diabetes"].train_targets.shape == (353, 1)
     assert all(d.train_targets.dtype == torch.int64 for d in loaded.values() if d.classes is not None)
 
 
 def test_an_unknown_dataset_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(ValueError, match=r"one of digits, cifar10, .* got mnist"):
+    with pytest.raises(ValueError, match=r"one of cifar10, cifar100, .* got mnist"):
         load("mnist")
 
 

@@ -8,9 +8,10 @@ import torch
 from scipy.integrate import solve_ivp
 from torch import Tensor
 
-from cao_lab.tasks.pde import EQUATIONS, RATHORE, SMALL, Equation, ProblemConfig
+from cao_lab.tasks.pde import EQUATIONS
 from cao_lab.tasks.pde.allen_cahn import spectral_solution
 from cao_lab.tasks.pde.burgers import VISCOSITY, cole_hopf, cole_hopf_row
+from cao_lab.tasks.pde.problem import RATHORE, SMALL, Equation, ProblemConfig
 
 TINY = ProblemConfig(width=6, depth=2, interior=40, initial=9, boundary=5)
 CLOSED_FORMS = ["convection", "reaction", "wave", "poisson", "helmholtz", "regression"]

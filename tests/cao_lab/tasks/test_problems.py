@@ -41,7 +41,7 @@ def minimum(model: nn.Module, dataset: Dataset, l2: float) -> float:
     return closure().item()
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", [name for name in MODELS if name != "transformer"])
 def test_weights_depend_on_the_seed_alone(digits: Dataset, name: str) -> None:
     torch.manual_seed(1)
     first = build_model(name, digits, 8, seed=3).state_dict()
@@ -55,7 +55,7 @@ def test_weights_depend_on_the_seed_alone(digits: Dataset, name: str) -> None:
     assert (name == "linear") == all(torch.equal(first[key], other[key]) for key in first)
 
 
-@pytest.mark.parametrize("name", [name for name in MODELS if name != "autoencoder"])
+@pytest.mark.parametrize("name", [name for name in MODELS if name not in ("autoencoder", "transformer")])
 def test_every_model_classifies_digits(digits: Dataset, name: str) -> None:
     images, labels = next(batches(digits, 32, seed=0, epoch=0))
     logits = build_model(name, digits, 8, seed=0)(images)

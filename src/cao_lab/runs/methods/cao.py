@@ -39,7 +39,7 @@ class CAOConfig(Settings):
     refresh_every: int = 400
     """Steps m from one sketch to the next."""
     damping: float | Literal["auto"] = DAMPING
-    """Damping η, or "auto": the smallest captured eigenvalue (full or large batches, with --lr 1)."""
+    """Damping η; "auto" (full batches, --lr 1) is the curvature the sketch leaves out, raised if a step overshot."""
     power_iterations: int = POWER_ITERATIONS
     """Sweeps T_pow of a refresh, each of k products."""
     tolerance: float | None = None

@@ -4,7 +4,7 @@ from cao_lab.tasks.pde.allen_cahn import ALLEN_CAHN
 from cao_lab.tasks.pde.burgers import BURGERS
 from cao_lab.tasks.pde.convection import CONVECTION
 from cao_lab.tasks.pde.elliptic import HELMHOLTZ, POISSON
-from cao_lab.tasks.pde.problem import RATHORE, SMALL, Equation, Problem, ProblemConfig, least_squares, sum_of_squares
+from cao_lab.tasks.pde.problem import Equation
 from cao_lab.tasks.pde.reaction import REACTION
 from cao_lab.tasks.pde.regression import REGRESSION
 from cao_lab.tasks.pde.wave import WAVE
@@ -13,14 +13,3 @@ EQUATIONS: dict[str, Equation] = {
     equation.name: equation
     for equation in (CONVECTION, REACTION, WAVE, BURGERS, ALLEN_CAHN, POISSON, HELMHOLTZ, REGRESSION)
 }
-
-__all__ = [
-    "EQUATIONS",
-    "RATHORE",
-    "SMALL",
-    "Equation",
-    "Problem",
-    "ProblemConfig",
-    "least_squares",
-    "sum_of_squares",
-]

@@ -1,0 +1,185 @@
+"""The tables of docs/results.md, made from logs: the document is held to them word for word.
+
+Each stands in the document below a mark, `<!-- name -->`, and `scripts/update_results.py` puts it there.
+"""
+
+import math
+from collections.abc import Callable, Iterable
+
+from pandas import DataFrame, Series
+
+from cao_lab.reporting.analysis import final_results, run_costs
+from cao_lab.reporting.names import MIXED, method_name
+from cao_lab.reporting.rates import stable_windows
+from cao_lab.reporting.setting import Setting
+from cao_lab.reporting.tabular import markdown
+
+MAIN = ("mini", "cifar100-resnet18w8-n5000")
+TUNED = ("mini-tuned", "cifar100-resnet18w8-n5000")
+OTHERS = (("mini", "cifar10-resnet18w8-n5000"), ("mini", "cifar10-resnet34w8-n5000"))
+SWEEPS = ("damping", "damping and variance", "small damping", "refresh")
+STEPS = "steps, in brackets gradient evaluations"
+
+
+def document_tables(found: list[Setting], verdicts: DataFrame) -> dict[str, str]:
+    """Return each table of the document as Markdown, by its mark; those whose runs are not there are left out."""
+    by_place = {(one.suite, one.task): one for one in found}
+    tables = {"verdicts": verdict_table(verdicts)}
+    makers: dict[str, tuple[tuple[str, str], Callable[[Setting], DataFrame]]] = {
+        "mini": (MAIN, methods_table),
+        "mini-cost": (MAIN, cost_table),
+        "mini-tuned": (TUNED, tuned_table),
+    }
+    tables |= {name: make(by_place[place]) for name, (place, make) in makers.items() if place in by_place}
+    tables["cifar10"] = other_networks([by_place[place] for place in OTHERS if place in by_place])
+    tables["stable-range"] = stable_table([one for one in found if one.kind == "stability"])
+    tables["ill-conditioned"] = optimum_table([one for one in found if one.kind == "optimum"])
+    return {name: markdown(cells) for name, cells in tables.items() if len(cells)}
+
+
+def counted(verdicts: DataFrame) -> dict[str, int]:
+    """Return how many of the paper's claims have which verdict in the main setting, each comparison once."""
+    own = verdicts[(verdicts["suite"] == MAIN[0]) & (verdicts["task"] == MAIN[1]) & verdicts["is_counted"]]
+    return {str(verdict): int(count) for verdict, count in own["verdict"].value_counts().items()}
+
+
+def verdict_table(verdicts: DataFrame) -> DataFrame:
+    """Return what the main setting says of each claim, the searches for stable rates, and the sweeps."""
+    is_main = (verdicts["suite"] == MAIN[0]) & (verdicts["task"] == MAIN[1])
+    is_other = (verdicts["claim"] == "stable range") | verdicts["claim"].isin(SWEEPS)
+    rows = verdicts[is_main | is_other]
+    names = rows["claim"].where(is_main, rows["claim"] + " (" + rows["suite"] + ", " + rows["task"] + ")")
+    bold = rows["verdict"].map(lambda verdict: f"**{verdict}**" if "hold" in verdict else verdict)
+    return DataFrame(
+        {"claim": names, "the paper says": rows["statement"], "verdict": bold, "evidence": rows["evidence"]}
+    )
+
+
+def methods_table(setting: Setting) -> DataFrame:
+    """Return where every method ended, the lowest train loss first, and when it came to the threshold."""
+    assert setting.thresholds is not None
+    level, rows = setting.thresholds.primary, []
+    for label, finals in in_order_of_loss(setting):
+        rows.append({
+            "": setting.names[label],
+            "final train loss": spread(finals["train_loss"], 3),
+            "test accuracy, %": spread(100 * finals["test_accuracy"], 1),
+            f"epochs to {level:g}": arrival(setting, label, level),
+        })  # fmt: skip
+    return DataFrame(rows)
+
+
+def cost_table(setting: Setting) -> DataFrame:
+    """Return what the paper's three methods spent to come to the threshold."""
+    assert setting.thresholds is not None
+    hits = setting.hits(setting.thresholds.primary)
+    rows = []
+    for part in ("sgd", "adam", "cao"):
+        own = hits[hits["label"] == setting.labels[part]]
+        spent = {"seconds": spread(own["seconds"], 0), "gradient evaluations": spread(own["gradient_cost"], 0)}
+        rows.append({f"to {setting.thresholds.primary:g}": setting.name(part), **spent})
+    return DataFrame(rows)
+
+
+def other_networks(found: list[Setting]) -> DataFrame:
+    """Return where the paper's three methods ended on the other networks."""
+    rows = []
+    for part in ("adam", "sgd", "cao"):
+        row = {"": found[0].name(part) if found else part}
+        for one in found:
+            finals = final_results(one.of(part))
+            network = one.task.split("-")[1].removesuffix("w8").replace("resnet", "ResNet-")
+            row |= {f"{network}: train loss": spread(finals["train_loss"], 3)}
+            row |= {f"{network}: test accuracy, %": spread(100 * finals["test_accuracy"], 1)}
+        rows.append(row)
+    return DataFrame(rows if found else [])
+
+
+def tuned_table(setting: Setting) -> DataFrame:
+    """Return every method at its best rate on fresh seeds: where it ended, when it arrived, what it cost."""
+    rows, costs = [], run_costs(setting.best).groupby("label")["seconds_per_epoch"]
+    spent = setting.ended.drop_duplicates("run", keep="last").groupby("label")["gradient_cost"].mean()
+    for label, finals in in_order_of_loss(setting):
+        first = setting.by_label[label].iloc[0]
+        rows.append({
+            "": method_name(first),
+            "best rate": f"{first['base_lr']:.2g}",
+            "final train loss": spread(finals["train_loss"], 3),
+            "test accuracy, %": spread(100 * finals["test_accuracy"], 1),
+            "epochs to 3.454": arrival(setting, label, 3.454),
+            "to 3.684": arrival(setting, label, 3.684),
+            "gradient evaluations": f"{spent[label]:.0f}",
+            "seconds an epoch": spread(costs.get_group(label), 1),
+        })  # fmt: skip
+    return DataFrame(rows)
+
+
+def stable_table(found: list[Setting]) -> DataFrame:
+    """Return the largest rate that works of each method and seed, and in brackets the next that was tried and fails."""
+    rows = []
+    for one in found:
+        windows = stable_windows(one.epochs)
+        for seed, own in windows.groupby("seed"):
+            in_order = own.sort_values(["rank", "optimizer"], na_position="first")
+            # A column is shared by seeds and tasks, so that the mark of one goes with its cell.
+            cells = {
+                method_name(row.drop("is_mixed")): window(row) + (f" {MIXED}" if row["is_mixed"] else "")
+                for _, row in in_order.iterrows()
+            }
+            rows.append({"task": one.task, "seed": str(seed), **cells})
+    return DataFrame(rows)
+
+
+def window(row: Series) -> str:
+    """Return one bracket of a search."""
+    works = "none" if math.isnan(row["largest_stable"]) else f"{row['largest_stable']:.2f}"
+    return works if math.isnan(row["smallest_unstable"]) else f"{works} ({row['smallest_unstable']:.2f})"
+
+
+def optimum_table(found: list[Setting]) -> DataFrame:
+    """Return steps to within 10⁻³ of the optimum, at each method's best rate; of L-BFGS gradient evaluations alone."""
+    rows = []
+    for one in found:
+        assert one.thresholds is not None
+        hits = one.hits(one.thresholds.primary)
+        hits = hits[hits["label"].isin(one.best["label"].unique())]
+        told = one.best.drop_duplicates("label").sort_values(["rank", "optimizer"], na_position="first")
+        cells = {method_name(row): steps(row, hits) for _, row in told.iterrows()}
+        rows.append({STEPS: one.task.split("-linear")[0].split("-full")[0], **cells})
+    return DataFrame(rows)
+
+
+def steps(method: Series, hits: DataFrame) -> str:
+    """Return how many steps a method took on its seed, and what they cost."""
+    own = hits[hits["label"] == method["label"]].iloc[0]
+    if math.isnan(own["epoch"]):
+        return "diverged" if method["status"] == "diverged" else f"not in {own['budget']:.0f}"
+    cost = f"({own['gradient_cost']:.0f})"
+    # A step of L-BFGS is ten iterations, and compares with nobody's.
+    return cost if method["optimizer"] == "lbfgs" else f"{own['epoch']:.0f} {cost}"
+
+
+def in_order_of_loss(setting: Setting) -> Iterable[tuple[str, DataFrame]]:
+    """Yield the final results of each method at its best, the lowest mean train loss first."""
+    finals = final_results(setting.best)
+    means = finals.groupby("label")["train_loss"].mean().sort_values()
+    for label in means.index:
+        yield str(label), finals[finals["label"] == label]
+
+
+def arrival(setting: Setting, label: str, level: float) -> str:
+    """Return when the seeds of a method reached a threshold, and how many did if not all."""
+    hits = setting.hits(level)
+    own = hits.loc[hits["label"] == label, "epoch"]
+    reached = own.dropna()
+    if reached.empty:
+        return "not reached"
+    note = "" if len(reached) == len(own) else f" ({len(reached)} of {len(own)} seeds)"
+    return spread(reached, 1) + note
+
+
+def spread(values: Series, digits: int) -> str:
+    """Return "mean ± std", the mean alone of a single value."""
+    if len(values) < 2:
+        return f"{values.mean():.{digits}f}"
+    return f"{values.mean():.{digits}f} ± {values.std():.{digits}f}"

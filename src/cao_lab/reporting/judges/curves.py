@@ -1,0 +1,96 @@
+"""What the curves of train loss look like: early on, all along, and how far seeds lie apart."""
+
+import numpy as np
+from pandas import DataFrame, Series
+
+from cao_lab.protocol import EARLY_SHARE
+from cao_lab.reporting.intervals import Interval, ratio_interval, variance_ratio, with_noise
+from cao_lab.reporting.setting import Setting
+from cao_lab.reporting.verdicts import (
+    Finding,
+    Verdict,
+    all_of,
+    direction,
+    said,
+    shared_confidence,
+    untested,
+    with_control,
+)
+
+RIVALS = ("adam", "sgd")
+
+
+def early_loss(setting: Setting) -> Finding:
+    """Holds if the mean train loss over the first 40 % of the budget is lower for CAO (k = 1) than for Adam and for
+    SGD, each by an interval of ratios (97.5 %, as there are two) above 1, and the control's is more than CAO's. Only
+    because of the learning rate if the control's is, with confidence, at most 10 % more. Does not hold if an interval
+    lies below 1. Undecided otherwise, or within the noise.
+    """
+    if absent := setting.lacking("cao", *RIVALS):
+        return untested(*absent)
+    means = {part: early_means(setting.of(part)) for part in ("cao", *RIVALS, "matched")}
+    ratios = {part: loss_ratio(setting, means[part], means["cao"]) for part in (*RIVALS, "matched")}
+    verdicts = [with_control(ratios[part], ratios["matched"]) for part in RIVALS]
+    told = "; ".join(
+        f"{setting.name(part)} has {said(ratio)} CAO's loss" for part, ratio in ratios.items() if ratio.count
+    )
+    return Finding(all_of(verdicts), told)
+
+
+def loss_ratio(setting: Setting, losses: Series, of_cao: Series) -> Interval:
+    """Return how many times CAO's early loss another's is, beside the noise."""
+    ratio = ratio_interval(losses, of_cao, shared_confidence(len(RIVALS)))
+    if not setting.twins:
+        return ratio
+    one, same = (early_means(setting.by_label[label]) for label in setting.twins)
+    return with_noise(ratio, one, same)
+
+
+def early_means(epochs: DataFrame) -> Series:
+    """Return each ended run's mean train loss over the early window, by seed; a diverged one is infinite."""
+    early = epochs[epochs["has_ended"] & (epochs["epoch"] <= np.ceil(EARLY_SHARE * epochs["budget"]))]
+    means: Series = early.assign(loss=early["train_loss"].fillna(np.inf)).groupby("seed")["loss"].mean()
+    return means
+
+
+def consistently_below(setting: Setting) -> Finding:
+    """Holds if at every epoch the interval of the ratio of Adam's mean train loss to CAO's (k = 1), and that of SGD's,
+    lies above 1, at a confidence of 1 − 0.05/m for m comparisons; does not hold if one lies below 1; undecided
+    otherwise. It asks for the order of the curves, not for its cause.
+    """
+    if absent := setting.lacking("cao", *RIVALS):
+        return untested(*absent)
+    budget = int(setting.epochs["budget"].max())
+    verdicts, told = [], []
+    for part in RIVALS:
+        own = epoch_verdicts(setting, part, shared_confidence(len(RIVALS) * budget))
+        above = sum(one is Verdict.HOLDS for one in own)
+        below = sum(one is Verdict.FAILS for one in own)
+        told.append(f"{setting.name(part)}: above CAO's at {above} of {len(own)} epochs, below at {below}")
+        verdicts += own
+    return Finding(all_of(verdicts), "; ".join(told))
+
+
+def epoch_verdicts(setting: Setting, part: str, confidence: float) -> list[Verdict]:
+    """Return epoch by epoch whether another's train loss lies above CAO's."""
+    losses = [
+        setting.of(name).pivot_table(index="epoch", columns="seed", values="train_loss") for name in (part, "cao")
+    ]
+    shared = losses[0].index.intersection(losses[1].index)
+    return [direction(ratio_interval(losses[0].loc[at], losses[1].loc[at], confidence)) for at in shared]
+
+
+def early_variance(setting: Setting) -> Finding:
+    """Holds if the variance over seeds of the mean train loss over the first 40 % of the budget is larger for Adam and
+    for SGD than for CAO (k = 1), each by Fisher's interval (97.5 %, as there are two) of the ratio above 1; does not
+    hold if one lies below 1; undecided otherwise. Three seeds a method tell variances apart that differ by a factor of
+    79.
+    """
+    if absent := setting.lacking("cao", *RIVALS):
+        return untested(*absent)
+    losses = {part: list(early_means(setting.of(part))) for part in ("cao", *RIVALS)}
+    ratios = {part: variance_ratio([losses[part]], [losses["cao"]], shared_confidence(len(RIVALS))) for part in RIVALS}
+    if not all(ratio.count for ratio in ratios.values()):
+        return untested("two seeds")
+    told = "; ".join(f"{setting.name(part)} has {said(ratio)} CAO's variance" for part, ratio in ratios.items())
+    return Finding(all_of(direction(ratio) for ratio in ratios.values()), told)

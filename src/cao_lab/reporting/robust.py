@@ -1,0 +1,210 @@
+"""The suite robust: what CAO and its base reach at each rate, held against the goals."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from statistics import mean, median
+
+from matplotlib.figure import Figure
+from pandas import DataFrame
+
+from cao_lab.log.sweeps import Sweep, SweepRecord
+from cao_lab.reporting.figures import styled
+from cao_lab.reporting.tabular import Table
+
+BASES = {"cao": "sgd", "cao-adam": "adamw"}
+NAMES = {"sgd": "SGD, momentum 0.9", "cao": "CAO, defaults", "adamw": "AdamW", "cao-adam": "CAO in Adam's metric"}
+COLOURS = {"sgd": "#1f77b4", "cao": "#c2185b", "adamw": "#2a9d8f", "cao-adam": "#e64a19"}
+WITHIN = 1.10
+"""A rate works if its loss is within this factor of the base's best."""
+
+
+@dataclass(frozen=True)
+class Rate:
+    """A method on one problem at one rate, over all seeds."""
+
+    lr: float
+    losses: tuple[float, ...]
+    """Mean over the seeds, by evaluation; infinite from the first one on that is not finite."""
+    diverged: int
+    """Seeds that end above their first loss, or not finite."""
+    seeds: int
+    seconds: float
+
+    @property
+    def final(self) -> float:
+        """The last loss; infinite if a seed diverged."""
+        return math.inf if self.diverged else self.losses[-1]
+
+
+@dataclass(frozen=True)
+class Contest:
+    """CAO and its base on one problem."""
+
+    problem: str
+    kind: str
+    method: str
+    ours: tuple[Rate, ...]
+    base: tuple[Rate, ...]
+
+    @property
+    def best(self) -> Rate:
+        """The base at its best rate."""
+        return min(self.base, key=lambda rate: rate.final)
+
+    @property
+    def at_best(self) -> Rate:
+        """Ours at the base's best rate."""
+        return next(rate for rate in self.ours if rate.lr == self.best.lr)
+
+    @property
+    def loss_ratio(self) -> float:
+        """Our final loss over the base's, at the base's best rate."""
+        return self.at_best.final / self.best.final
+
+    @property
+    def width_ratio(self) -> float:
+        """The rates that work for us over those that work for the base."""
+        return self.works(self.ours) / self.works(self.base)
+
+    @property
+    def step_ratio(self) -> float:
+        """Our steps to the base's best final loss, at the rate that is best for that, over the base's."""
+        goal, last = self.best.final, len(self.best.losses) - 1
+        hits = [i for rate in self.ours for i, loss in enumerate(rate.losses) if loss <= goal]
+        return min(hits) / last if hits else math.inf
+
+    @property
+    def time_ratio(self) -> float:
+        """Our seconds over the base's, at the base's best rate."""
+        return self.at_best.seconds / self.best.seconds
+
+    def works(self, rates: Sequence[Rate]) -> int:
+        """Count the rates whose loss is within a margin of the base's best."""
+        return sum(rate.final <= WITHIN * self.best.final for rate in rates)
+
+
+def contests(sweeps: Sequence[Sweep]) -> list[Contest]:
+    """Return all contests that every seed's log has."""
+    problems = dict.fromkeys(sweep.problem for sweep in sweeps)
+    found = []
+    for method, base in BASES.items():
+        for problem in problems:
+            own = [sweep for sweep in sweeps if sweep.problem == problem]
+            ours, theirs = rates_of(own, method), rates_of(own, base)
+            if ours and theirs:
+                found.append(Contest(problem, own[0].kind, method, ours, theirs))
+    return found
+
+
+def rates_of(sweeps: Sequence[Sweep], method: str) -> tuple[Rate, ...]:
+    """Return a method's results by rate, over the seeds of one problem."""
+    rates = sorted({record.lr for sweep in sweeps for record in sweep.records if record.method == method})
+    return tuple(rate_of([list(runs_at(sweep, method, lr)) for sweep in sweeps], lr) for lr in rates)
+
+
+def runs_at(sweep: Sweep, method: str, lr: float) -> Iterator[SweepRecord]:
+    """Yield the records of one run."""
+    return (record for record in sweep.records if (record.method, record.lr) == (method, lr))
+
+
+def rate_of(runs: Sequence[Sequence[SweepRecord]], lr: float) -> Rate:
+    """Return one method at one rate, over the seeds that have it."""
+    whole = [run for run in runs if run]
+    rows = zip(*curves(whole), strict=True)
+    losses = [mean(loss if math.isfinite(loss) else math.inf for loss in row) for row in rows]
+    diverged = sum(not run[-1].loss <= run[0].loss for run in whole)
+    return Rate(lr, tuple(losses), diverged, len(whole), mean(run[-1].seconds for run in whole))
+
+
+def curves(runs: Sequence[Sequence[SweepRecord]]) -> list[list[float]]:
+    """Return the losses of runs, which all have as many."""
+    return [[record.loss for record in run] for run in runs]
+
+
+def goals_table(found: Sequence[Contest]) -> Table:
+    """Return the goals of the suite, what was reached, and for how many problems."""
+    rows = []
+    for method, base in BASES.items():
+        own = [contest for contest in found if contest.method == method]
+        if not own:
+            continue
+        batched = [contest for contest in own if contest.kind != "mini"]
+        small = [contest for contest in own if contest.kind == "mini"]
+        losses, widths = [c.loss_ratio for c in own], [c.width_ratio for c in own]
+        diverged = [sum(rate.diverged for c in own for rate in getattr(c, side)) for side in ("ours", "base")]
+        runs = sum(rate.seeds for c in own for rate in c.base)
+        steps, times = [c.step_ratio for c in batched], [c.time_ratio for c in small]
+        goals = (
+            ("final loss at the base's best rate, largest", "≤ 1.02", max(losses), max(losses) <= 1.02),
+            ("the same, median", "< 1", median(losses), median(losses) < 1),
+            ("width of the working rates, median", "≥ 2", median(widths), median(widths) >= 2),
+            ("the same, smallest", "≥ 1", min(widths), min(widths) >= 1),
+            (f"diverged runs of {runs}, over the base's", "≤ 1/3", diverged[0] / max(diverged[1], 1),
+             3 * diverged[0] <= diverged[1]),
+            ("steps to the base's best loss, full and large batches, median", "≤ 0.7", median(steps or [math.nan]),
+             median(steps or [math.nan]) <= 0.7),
+            ("time of a step, small batches, largest", "≤ 1.05", max(times or [math.nan]),
+             max(times or [math.nan]) <= 1.05),
+        )  # fmt: skip
+        rows += [(f"{NAMES[method]} / {NAMES[base]}", *goal) for goal in goals]
+    numbers = DataFrame(rows, columns=["method", "what", "goal", "measured", "is_reached"])
+    cells = numbers.assign(
+        measured=[f"{value:.3g}" for value in numbers["measured"]],
+        is_reached=["yes" if value else "no" for value in numbers["is_reached"]],
+    ).rename(columns={"is_reached": "reached"})
+    return Table("robust-goals", "The goals of the suite robust, and what was measured.", cells, numbers)
+
+
+def contests_table(found: Sequence[Contest]) -> Table:
+    """Return every contest's numbers."""
+    rows = [
+        {
+            "problem": contest.problem,
+            "batch": contest.kind,
+            "method": NAMES[contest.method],
+            "base's best rate": contest.best.lr,
+            "base's loss": contest.best.final,
+            "loss ratio": contest.loss_ratio,
+            "best loss": min(rate.final for rate in contest.ours),
+            "rates that work": f"{contest.works(contest.ours)} against {contest.works(contest.base)}",
+            "diverged": f"{sum(r.diverged for r in contest.ours)} against {sum(r.diverged for r in contest.base)}",
+            "step ratio": contest.step_ratio,
+            "time ratio": contest.time_ratio,
+        }
+        for contest in found
+    ]
+    numbers = DataFrame(rows)
+    cells = numbers.map(lambda value: f"{value:.3g}" if isinstance(value, float) else value)
+    return Table("robust-problems", "CAO with defaults against its base, problem by problem.", cells, numbers)
+
+
+@styled
+def rates_figure(found: Sequence[Contest]) -> Figure:
+    """Draw the final loss over the rate, a panel for each problem: SGD and AdamW, and CAO on each."""
+    problems = list(dict.fromkeys(contest.problem for contest in found))
+    columns = min(4, len(problems))
+    rows = math.ceil(len(problems) / columns)
+    figure = Figure(figsize=(3.1 * columns, 2.6 * rows + 0.5))
+    for index, problem in enumerate(problems):
+        axes = figure.add_subplot(rows, columns, index + 1)
+        for contest in (one for one in found if one.problem == problem):
+            for method, rates in ((BASES[contest.method], contest.base), (contest.method, contest.ours)):
+                is_ours = method == contest.method
+                style = "o-" if is_ours else "o--"
+                axes.plot(
+                    [rate.lr for rate in rates], [rate.final for rate in rates], style,
+                    color=COLOURS[method], label=NAMES[method], markersize=3, zorder=3 if is_ours else 2,
+                )  # fmt: skip
+        start = found[0] if problem == found[0].problem else next(one for one in found if one.problem == problem)
+        axes.axhline(start.best.losses[0], color="#999999", linewidth=0.8, linestyle=":")
+        axes.set(xscale="log", yscale="log", title=f"{problem} ({start.kind} batch)")
+        axes.title.set_fontsize(9)
+        if index % columns == 0:
+            axes.set_ylabel("final training loss")
+        if index >= len(problems) - columns:
+            axes.set_xlabel("learning rate")
+    handles, names = figure.axes[0].get_legend_handles_labels()
+    figure.legend(handles, names, loc="upper center", ncols=4, frameon=False)
+    figure.tight_layout(rect=(0, 0, 1, 0.93))
+    return figure

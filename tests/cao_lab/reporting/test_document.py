@@ -1,0 +1,66 @@
+"""docs/results.md says what the logs say, to the last digit."""
+
+import re
+from pathlib import Path
+
+import pytest
+from pandas import DataFrame
+
+from cao_lab.reporting.claims import audit
+from cao_lab.reporting.document import counted, document_tables
+from cao_lab.reporting.logreader import load_logs
+from cao_lab.reporting.setting import Setting, settings
+from cao_lab.reporting.tables import make_tables
+
+ROOT = Path(__file__).parents[3]
+RESULTS = (ROOT / "docs/results.md").read_text(encoding="utf-8")
+TABLES = dict(re.findall(r"<!-- ([\w-]+) -->\n((?:\|.*\n)+)", RESULTS))
+TASK = "cifar100-resnet18w8-n5000"
+
+
+@pytest.fixture(scope="module")
+def found() -> list[Setting]:
+    return settings(load_logs(ROOT / "logs"))
+
+
+@pytest.fixture(scope="module")
+def verdicts(found: list[Setting]) -> DataFrame:
+    return audit(found)
+
+
+@pytest.fixture(scope="module")
+def report(found: list[Setting]) -> dict[str, DataFrame]:
+    return {table.name: table.numbers for table in make_tables(load_logs(ROOT / "logs"), found)}
+
+
+def test_every_table_of_the_document_is_that_of_the_logs(found: list[Setting], verdicts: DataFrame) -> None:
+    assert document_tables(found, verdicts) == TABLES
+
+
+def cells(name: str) -> dict[str, list[str]]:
+    rows = [line.strip("|").split(" | ") for line in TABLES[name].splitlines()[2:]]
+    return {row[0].strip(): [cell.strip() for cell in row[1:]] for row in rows}
+
+
+def test_the_document_agrees_with_the_tables_of_the_report(report: dict[str, DataFrame]) -> None:
+    own = report["results"]
+    own = own[(own["suite"] == "mini") & (own["task"] == TASK)].set_index("name")
+    times = report["time-to-threshold"]
+    times = times[(times["suite"] == "mini") & (times["task"] == TASK)].set_index("name")
+    for name, (loss, accuracy, epochs) in cells("mini").items():
+        row, time = own.loc[name], times.loc[name]
+        assert loss == f"{row['loss_mean']:.3f} ± {row['loss_std']:.3f}"
+        assert accuracy == f"{100 * row['mean']:.1f} ± {100 * row['std']:.1f}"
+        arrived = f"{time['epoch_mean']:.1f} ± {time['epoch_std']:.1f}"
+        assert epochs == (arrived if time["reached"] else "not reached")
+    assert len(cells("mini")) == len(own)
+
+
+def test_the_readme_counts_the_verdicts_as_the_audit_does(verdicts: DataFrame) -> None:
+    words = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+    counts = {verdict: words[count] for verdict, count in counted(verdicts).items()}
+    said = (
+        f"{counts['does not hold']} do not hold there, {counts['holds only because of the learning rate']} holds only "
+        f"because of the learning rate, {counts['holds']} hold, {counts['undecided']} are undecided"
+    )
+    assert said in " ".join((ROOT / "README.md").read_text(encoding="utf-8").split()).lower()
