@@ -14,6 +14,7 @@ from typing import Annotated, Literal, NoReturn
 import tyro
 
 from cao_lab.config import Execution, RunConfig
+from cao_lab.facts import kind_of
 from cao_lab.solvers.config import SolveConfig
 from cao_lab.spectrum.config import SpectrumConfig
 
@@ -49,11 +50,14 @@ def suite(
     """Run the experiments of a suite that are not finished yet.
 
     Args:
-        name: demo, paper, sensitivity, mini, mini-tuned, stable-range, ill-conditioned, or path.py:NAME.
+        name: demo, paper, sensitivity, mini, mini-tuned, stable-range, ill-conditioned, scientific, rathore, or
+            path.py:NAME.
         jobs: Runs at a time; the cores are divided among them.
         dry_run: List the runs with an estimate of their time, and run nothing.
         execution: Where and how the runs are carried out.
     """
+    if kind_of(name) == "solvers":
+        return suite_of_contests(name, jobs, dry_run, execution)
     if dry_run:
         from cao_lab.suites.estimate import list_runs
 
@@ -63,6 +67,17 @@ def suite(
     from cao_lab.suites.runner import run_suite
 
     return run_suite(name, execution, jobs)
+
+
+def suite_of_contests(name: str, jobs: int, dry_run: bool, execution: Execution) -> int:
+    """Run a suite of full-batch solvers, or list its runs."""
+    from cao_lab.suites.contests import CONTESTS, list_contests, run_contests
+
+    if not dry_run:
+        return run_contests(name, CONTESTS[name], execution, jobs)
+    for line in list_contests(name, CONTESTS[name], execution):
+        print(line)
+    return 0
 
 
 def report(logs: tyro.conf.Positional[Path] = Path("logs"), /, out: Path = Path("report")) -> int:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-SuiteKind: TypeAlias = Literal["comparison", "tuned", "sweep", "optimum", "stability"]
+SuiteKind: TypeAlias = Literal["comparison", "tuned", "sweep", "optimum", "stability", "solvers"]
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class SuiteInfo:
 
     kind: SuiteKind
     budget: Mapping[str, int]
-    """Epochs, by how the names of its tasks begin."""
+    """Epochs, or a solver's evaluations, by how the names of its tasks begin."""
     thresholds: Thresholds | None = None
     """Shares of the way from the first loss to the lowest; None takes the dataset's thresholds."""
     figures: Mapping[tuple[str, str], str] = field(default_factory=dict)
@@ -89,6 +89,8 @@ SUITES: Mapping[str, SuiteInfo] = {
     "ill-conditioned": SuiteInfo("optimum", {"digits-autoencoder": 1000, "": 400}, DISTANCES),
     "stable-range": SuiteInfo("stability", {"digits": 20, "cifar10": 5}),
     "demo": SuiteInfo("comparison", {"digits": 40}),
+    "scientific": SuiteInfo("solvers", {"": 2_500}),
+    "rathore": SuiteInfo("solvers", {"": 40_000}),
 }
 """In the order in which a report shows them; suites that are not listed follow, and nothing is judged by them."""
 

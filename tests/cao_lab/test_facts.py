@@ -9,11 +9,13 @@ from cao_lab.facts import DATASETS, METHODS, SUITES, dataset_of, judged_datasets
 from cao_lab.optimizer_config import LBFGSConfig, optimizer_configs
 from cao_lab.suites import SUITES as RUNNABLE
 from cao_lab.suites import rounds_of
+from cao_lab.suites.contests import CONTESTS
 
 
 def test_every_dataset_suite_and_optimizer_is_known() -> None:
     assert set(DATASETS) == set(get_args(DatasetName))
-    assert set(SUITES) == set(RUNNABLE)
+    assert set(SUITES) == set(RUNNABLE) | set(CONTESTS)
+    assert set(suites_of(["solvers"])) == set(CONTESTS)
     assert set(METHODS) == set(optimizer_configs())
 
 
@@ -26,6 +28,11 @@ def budget(suite: str, config: RunConfig) -> int:
 def test_a_suite_keeps_its_budget(suite: str) -> None:
     configs = [one for one in next(rounds_of(RUNNABLE[suite])) if not isinstance(one.optimizer, LBFGSConfig)]
     assert {one.task: one.epochs for one in configs} == {one.task: budget(suite, one) for one in configs}
+
+
+@pytest.mark.parametrize("suite", CONTESTS)
+def test_a_suite_of_solvers_keeps_its_budget(suite: str) -> None:
+    assert {one.budget.evaluations for one in CONTESTS[suite]} == set(SUITES[suite].budget.values())
 
 
 @pytest.mark.parametrize(
