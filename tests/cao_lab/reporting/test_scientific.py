@@ -4,9 +4,11 @@ import math
 from pathlib import Path
 
 import pytest
+from synthetic_logs import Run, write_run
 from synthetic_solves import write_solve
 
 from cao_lab.log.solves import SolveRun
+from cao_lab.reporting.report import write_report
 from cao_lab.reporting.scientific import (
     ALL_PEERS,
     GOALS,
@@ -22,6 +24,8 @@ from cao_lab.reporting.scientific import (
     ratios,
     share_of_evaluations,
 )
+from cao_lab.reporting.scientific_figures import STROKES, loss_figure, median_curve
+from cao_lab.reporting.scientific_tables import SHORT, TITLES, goals_table, pace, progress_table, short, solver_tables
 from cao_lab.suites.scientific import METHODS
 
 
@@ -100,3 +104,87 @@ def test_runs_that_are_unfinished_or_damaged_are_told_and_judge_nothing(tmp_path
     ]
     assert "running after 40 of 100 evaluations" in missing[0]
     assert ratios(runs, Goal("", ALL_PEERS, loss_ratio, 1)) == {}
+
+
+def two_problems(logs: Path) -> list[SolveRun]:
+    """Two problems with two seeds: ours halves every loss of L-BFGS-B on one, and doubles it on the other."""
+    for task, factor in (("wave-3x20", 0.5), ("burgers-3x20", 2.0)):
+        for seed in (1, 2):
+            for label, loss in ((OURS, factor * 1e-4 * seed), ("scipy-lbfgsb", 1e-4 * seed), ("adam", 1e-2)):
+                rows = [(1, 0.0, 1.0, 1.0), (100, 5.0 if label == OURS else 4.0, loss, loss**0.5)]
+                write_solve(logs, label, rows, task=task, seed=seed)
+    return load_solves(logs, [])
+
+
+def test_goals_are_told_with_figure_range_and_verdict(tmp_path: Path) -> None:
+    cells = goals_table(two_problems(tmp_path)).cells
+    assert cells.iloc[1].tolist() == ["final loss against scipy's L-BFGS-B", "≤ 1/10", "1.2", "0.5 – 2", "no"]
+    assert cells.iloc[2].tolist() == ["the same on the worst problem", "≤ 1", "2", "0.5 – 2", "no"]
+    assert cells.iloc[0].tolist()[2:] == ["–", "– – –", "no"]  # Nobody ran torch's.
+
+
+def test_losses_of_every_method_are_shown_and_the_lowest_is_bold(tmp_path: Path) -> None:
+    tables = {table.name: table for table in solver_tables(two_problems(tmp_path))}
+    losses = tables["scientific-loss"].cells.set_index("")
+    assert losses.loc["SketchedLBFGS"].tolist() == ["3.0e-4", "**7.5e-5**"]
+    assert losses.loc["L-BFGS-B (scipy)"].tolist() == ["**1.5e-4**", "1.5e-4"]
+    assert len(tables["scientific-loss"].numbers) == 12
+    methods = tables["scientific-methods"].cells.set_index("")
+    assert methods.loc["SketchedLBFGS"].tolist() == ["2 of 4", "2 of 4", "0", "0", "1.2"]
+    ratios_ = tables["scientific-ratios"].cells.set_index("problem")
+    assert ratios_["loss / L-BFGS-B"].to_dict() == {"burgers": "2", "wave": "0.5"}
+
+
+def test_the_time_of_a_stalled_run_is_that_before_it_idled(tmp_path: Path) -> None:
+    rows = [(1, 0, 1, 1), (20, 2, 0.1, 1), (100, 120, 0.1, 1)]
+    write_solve(tmp_path, "torch-lbfgs", rows, ended="stalled: no step")
+    assert pace(loaded(tmp_path)["torch-lbfgs"]) == 0.1
+
+
+def test_unfinished_runs_at_full_width_are_shown_as_far_as_they_came(tmp_path: Path) -> None:
+    rows = [(1, 0, 1, 1), (1500, 1800, 2e-5, 0.3)]
+    write_solve(tmp_path, OURS, rows, suite="rathore", task="wave-3x200", status="running", ended=None)
+    cells = progress_table(load_solves(tmp_path, [])).cells
+    assert cells.iloc[0].tolist() == ["wave", "SketchedLBFGS", "1,500", "0.50", "2.0e-5", "0.3", "running"]
+
+
+def test_every_method_has_a_title_and_every_goal_a_column() -> None:
+    assert list(TITLES) == [label for label in TITLES if label in METHODS]
+    assert set(TITLES) == set(METHODS)
+    assert len(SHORT) == len(GOALS)
+    assert set(STROKES) <= set(METHODS)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.25, "0.25"), (3.14159, "3.1"), (99.4, "99"), (240.0, "240"), (2.44e-7, "2.4e-7"), (12_345, "1.2e4"), (0, "0")],
+)
+def test_numbers_are_short(value: float, text: str) -> None:
+    assert short(value) == text
+    assert (short(math.nan), short(math.inf)) == ("–", "never")
+
+
+def test_a_curve_is_the_median_of_the_lowest_losses_so_far(tmp_path: Path) -> None:
+    for seed, loss in enumerate((1e-1, 1e-3, 1e-2)):
+        write_solve(tmp_path, OURS, [(1, 0, 1, 1), (50, 1, loss, 1), (100 + seed, 2, 1e-9, 1)], seed=seed)
+    places, losses = median_curve(load_solves(tmp_path, []), "billed")
+    assert (places[0], places[-1]) == (0, 100)
+    assert losses[places < 50] == pytest.approx(1)
+    assert losses[(places > 50) & (places < 100)] == pytest.approx(1e-2)
+
+
+def test_a_figure_has_a_panel_per_problem_and_a_line_per_method(tmp_path: Path) -> None:
+    for spent in ("billed", "seconds"):
+        figure = loss_figure(two_problems(tmp_path / spent), spent)
+        panels = [axes for axes in figure.axes if axes.get_lines()]
+        assert [axes.get_title(loc="left") for axes in panels] == ["burgers", "wave"]
+        assert {line.get_label() for line in panels[0].get_lines()} == {"SketchedLBFGS", "L-BFGS-B (scipy)", "Adam"}
+
+
+def test_a_report_has_them_beside_the_training_runs(tmp_path: Path) -> None:
+    two_problems(tmp_path / "logs")
+    write_run(tmp_path / "logs", Run([3.0, 2.0]))
+    page = write_report(tmp_path / "logs", tmp_path / "report").read_text()
+    assert "scientific-goals" in page
+    assert (tmp_path / "report/figures/scientific/loss.png").is_file()
+    assert (tmp_path / "report/tables/scientific-loss.md").is_file()
