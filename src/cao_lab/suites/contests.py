@@ -1,5 +1,6 @@
 """Carries out suites of contests: several side by side, each in a process of its own, and only what is not over."""
 
+import os
 import pickle
 import subprocess
 import sys
@@ -20,6 +21,9 @@ from cao_lab.suites.runner import FAILED, POLL_SECONDS, cores
 from cao_lab.suites.scientific import AT_FULL_WIDTH, SCIENTIFIC
 
 CONTESTS: dict[str, Sequence[Contest]] = {"scientific": SCIENTIFIC, "rathore": AT_FULL_WIDTH}
+
+THREAD_LIMITS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+"""torch is told by a call; numpy, which BFGS computes with, by its environment."""
 
 
 @dataclass
@@ -47,6 +51,7 @@ def start(contest: Contest, suite: str, folder: Path, threads: int) -> ContestJo
         stdout=subprocess.DEVNULL,
         stderr=errors,
         start_new_session=True,
+        env={**os.environ, **dict.fromkeys(THREAD_LIMITS, str(threads))},
     )
     assert process.stdin is not None
     process.stdin.write(pickle.dumps((contest, suite, folder, threads)))

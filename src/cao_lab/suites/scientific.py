@@ -9,8 +9,9 @@ The rules, fixed before the runs that they judge:
   evaluation, can make on two cores in an hour. A product with a matrix of curvature, and what a block
   of products needs first, are billed at their price: their time over that of an evaluation with its gradient, measured
   for each problem before the first run, while no other run of the suite is under way.
-- The methods of one problem and seed run one after the other in one process, so that their seconds can be compared. A
-  run also ends after `MOST_SECONDS`; its log then shows a bill below the budget.
+- The methods of one problem and seed run one after the other in one process, so that their seconds can be compared.
+  With one thread these are seconds of the processor, which other programs do not lengthen. A run also ends after
+  `MOST_SECONDS`; its log then shows a bill below the budget.
 - A run's loss is the lowest it has seen, its error that of the same point. A stalled run keeps both to the end.
 - Every method has its default settings. NNCG is there with deepxde's defaults, and after half a budget of L-BFGS at
   three values of its damping μ: "NNCG tuned" is the best of these four on each problem and seed, chosen afterwards.
@@ -64,7 +65,7 @@ SCIENTIFIC = [
 RATHORE_PROBLEMS = ("convection", "reaction", "wave")
 RATHORE_METHODS = {label: METHODS[label] for label in ("sketched-lbfgs", "scipy-lbfgsb")}
 RATHORE_HOURS = 1.0
-"""Of each method; at the width of Rathore et al. an evaluation takes two cores about a second."""
+"""Of each method."""
 
 AT_FULL_WIDTH = [
     Contest(
