@@ -66,13 +66,15 @@ RATHORE_PROBLEMS = ("convection", "reaction", "wave")
 RATHORE_METHODS = {label: METHODS[label] for label in ("sketched-lbfgs", "scipy-lbfgsb")}
 RATHORE_HOURS = 1.0
 """Of each method."""
+RATHORE_ADAM = 200
+"""An evaluation takes about a second here, and nothing is logged before the methods begin."""
 
 AT_FULL_WIDTH = [
     Contest(
         equation,
         replace(RATHORE, seed=SEEDS[0]),
         RATHORE_METHODS,
-        ADAM,
+        RATHORE_ADAM,
         Budget(SUITES["rathore"].budget[""], 3_600 * RATHORE_HOURS),
         records=1_000,
     )
