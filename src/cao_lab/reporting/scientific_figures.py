@@ -46,14 +46,15 @@ def loss_figure(runs: Sequence[SolveRun], spent: Spent) -> Figure:
     figure.supxlabel(AXES[spent], fontsize=9)
     figure.supylabel("loss", fontsize=9)
     handles = {str(line.get_label()): line for axes in figure.axes for line in axes.get_lines()}
-    figure.legend(list(handles.values()), list(handles), loc="outside lower center", ncols=5)
+    figure.legend(list(handles.values()), list(handles), loc="outside upper center", ncols=5)
     return figure
 
 
 def draw_panel(axes: Axes, runs: Sequence[SolveRun], spent: Spent) -> None:
     """Draw all methods of one problem."""
     for label, (colour, dash, width) in STROKES.items():
-        own = [run for run in runs if run.label == label and run.records]
+        begun = [run for run in runs if run.label == label and run.records]
+        own = [run for run in begun if run.status == "finished"] or begun
         if own:
             places, losses = median_curve(own, spent)
             order = 3.0 if label == OURS else 2.0
