@@ -38,6 +38,15 @@ def test_the_edge_of_stability_is_drawn_and_told(tmp_path):
     assert (tmp_path / "out/sharpness.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_physics_informed_network_is_solved_twice_and_drawn(tmp_path):
+    options = ("--seconds", "0.5", "--adam", "20", "--width", "6", "--points", "60")
+    lbfgs, sketched, written = run_example("pinn", *options, folder=tmp_path).splitlines()
+    losses = [float(line.split("loss ")[1].split(",")[0]) for line in (lbfgs, sketched)]
+    assert all(0 < loss < 1e4 for loss in losses)
+    assert written == "written to out/pinn.png"
+    assert (tmp_path / "out/pinn.png").read_bytes().startswith(b"\x89PNG")
+
+
 @pytest.mark.parametrize("name", [path.stem for path in sorted((ROOT / "examples").glob("*.py"))])
 def test_every_example_says_how_to_run_it(name):
     assert f"python examples/{name}.py" in (ROOT / "examples" / f"{name}.py").read_text()

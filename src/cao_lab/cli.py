@@ -62,6 +62,8 @@ def suite(
             print("\n".join(list_robust(execution)))
             return 0
         return run_robust(execution, jobs)
+    if kind_of(name) == "solvers":
+        return suite_of_contests(name, jobs, dry_run, execution)
     if dry_run:
         from cao_lab.suites.estimate import list_runs
 
@@ -71,6 +73,17 @@ def suite(
     from cao_lab.suites.runner import run_suite
 
     return run_suite(name, execution, jobs)
+
+
+def suite_of_contests(name: str, jobs: int, dry_run: bool, execution: Execution) -> int:
+    """Run a suite of full-batch solvers, or list its runs."""
+    from cao_lab.suites.contests import CONTESTS, list_contests, run_contests
+
+    if not dry_run:
+        return run_contests(name, CONTESTS[name], execution, jobs)
+    for line in list_contests(name, CONTESTS[name], execution):
+        print(line)
+    return 0
 
 
 def report(logs: tyro.conf.Positional[Path] = Path("logs"), /, out: Path = Path("report")) -> int:

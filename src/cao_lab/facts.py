@@ -111,6 +111,8 @@ SUITES: Mapping[str, SuiteInfo] = {
     "stable-range": SuiteInfo("stability", "stable_range:stable_range"),
     "demo": SuiteInfo("comparison", "paper:DEMO"),
     "robust": SuiteInfo("rates", "robust:run_robust"),
+    "scientific": SuiteInfo("solvers", "scientific:SCIENTIFIC"),
+    "rathore": SuiteInfo("solvers", "scientific:AT_FULL_WIDTH"),
 }
 """In the order in which a report shows them; suites that are not listed follow, and nothing is judged by them."""
 

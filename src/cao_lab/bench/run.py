@@ -13,6 +13,7 @@ from cao_lab.bench.report import write_rows, write_summary
 from cao_lab.bench.rows import Rows
 from cao_lab.bench.scaling import allocation_rows, scaling_rows
 from cao_lab.bench.sizes import FULL, QUICK, Sizes
+from cao_lab.bench.solver import solver_rows
 from cao_lab.bench.step import step_rows
 from cao_lab.bench.warmstart import warm_start_rows
 
@@ -28,6 +29,7 @@ SECTIONS: dict[str, Callable[[Sizes], Rows]] = {
     "race": race_rows,
     "accuracy": accuracy_rows,
     "growth": scaling_rows,
+    "full-batch solver": solver_rows,
 }
 
 

@@ -36,6 +36,10 @@ class Sizes:
     """Ranks for the growth with k."""
     rank_parameters: int
     """Number of parameters for the growth with k."""
+    solver_width: int
+    """Width of the physics-informed network of the full-batch solver: 200 has 81,201 parameters."""
+    solver_points: int
+    solver_iterations: int
 
 
 FULL = Sizes(
@@ -43,6 +47,7 @@ FULL = Sizes(
     step_rounds=40, refresh_rounds=5, optimizer_rounds=50, memory_rounds=3,
     burn_in=100, training_steps=400, fresh_batches=3, race_rounds=3, solver_products=60,
     scaling_rounds=5, parameters=(10**5, 10**6, 10**7, 10**8), ranks=(1, 2, 4, 8, 16, 32), rank_parameters=10**6,
+    solver_width=200, solver_points=10_000, solver_iterations=9,
 )  # fmt: skip
 
 QUICK = Sizes(
@@ -50,4 +55,5 @@ QUICK = Sizes(
     step_rounds=7, refresh_rounds=3, optimizer_rounds=15, memory_rounds=1,
     burn_in=20, training_steps=40, fresh_batches=1, race_rounds=1, solver_products=60,
     scaling_rounds=3, parameters=(10**5, 10**6, 10**7), ranks=(1, 2, 4, 8), rank_parameters=10**5,
+    solver_width=100, solver_points=2_000, solver_iterations=5,
 )  # fmt: skip

@@ -56,7 +56,20 @@ class RefreshRecord:
     hessian_products: int
 
 
-Record: TypeAlias = EpochRecord | RefreshRecord
+@dataclass(frozen=True)
+class SolveRecord:
+    """One row of records.csv: what a full-batch solver has spent, and its best point so far."""
+
+    evaluations: int
+    products: int
+    setups: int
+    billed: Finite
+    seconds: Finite
+    loss: float
+    error: float
+
+
+Record: TypeAlias = EpochRecord | RefreshRecord | SolveRecord
 
 
 def columns(record: type[Record]) -> list[str]:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from pandas import DataFrame
 
 from cao_lab.facts import PAPER_TASK, SEARCHING, SUITES, suites_of
+from cao_lab.log.solves import SolveRun
 from cao_lab.protocol import EARLY_SHARE
 from cao_lab.reporting.claims import audit
 from cao_lab.reporting.eigenvalue_figure import eigenvalue_figure
@@ -27,6 +28,9 @@ from cao_lab.reporting.figures import (
 from cao_lab.reporting.logreader import Logs, load_logs
 from cao_lab.reporting.page import page
 from cao_lab.reporting.rates import predicted_windows
+from cao_lab.reporting.scientific import load_solves
+from cao_lab.reporting.scientific_figures import loss_figure
+from cao_lab.reporting.scientific_tables import solver_tables
 from cao_lab.reporting.setting import Setting, settings
 from cao_lab.reporting.stable_rates_figure import stable_window_figure
 from cao_lab.reporting.tables import make_tables
@@ -51,7 +55,10 @@ def write_report(logs: Path, out: Path) -> Path:
     """Write everything that a folder of logs has to tell, and return the path of the page."""
     read = load_logs(logs)
     found = settings(read)
-    jobs, tables, verdicts = list(figure_jobs(read, found)), make_tables(read, found), audit(found)
+    solves = load_solves(logs, missing := list(read.missing))
+    read = replace(read, missing=tuple(missing))
+    jobs = [*figure_jobs(read, found), *solver_figure_jobs(solves)]
+    tables, verdicts = [*make_tables(read, found), *solver_tables(solves)], audit(found)
     out.mkdir(parents=True, exist_ok=True)
     write_figures(jobs, out / "figures")
     for table in tables:
@@ -73,6 +80,15 @@ def figure_jobs(logs: Logs, found: list[Setting]) -> Iterator[FigureJob]:
     windows = predicted_windows(logs.epochs, logs.refreshes)
     if len(windows):
         yield FigureJob(f"{suites_of(['stability'])[0]}/stable-rates", partial(stable_window_figure, windows))
+
+
+def solver_figure_jobs(solves: list[SolveRun]) -> Iterator[FigureJob]:
+    """List the figures of full-batch solvers: loss over evaluations and over seconds, for each of their suites."""
+    for suite in suites_of(["solvers"]):
+        runs = [run for run in solves if run.suite == suite and run.records]
+        if runs:
+            yield FigureJob(f"{suite}/loss", partial(loss_figure, runs, "billed"))
+            yield FigureJob(f"{suite}/loss-seconds", partial(loss_figure, runs, "seconds"))
 
 
 def setting_figures(runs: DataFrame, setting: Setting) -> dict[str, "partial[Figure]"]:

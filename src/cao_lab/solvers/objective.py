@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from time import perf_counter
 
 import numpy as np
 import torch
@@ -11,6 +10,7 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from cao_lab.solvers.budget import Budget, Record
+from cao_lab.solvers.clock import computing_seconds
 from cao_lab.solvers.price import Price
 from cao_lab.tasks.pde.problem import Problem
 
@@ -53,7 +53,7 @@ class Objective:
     @property
     def seconds(self) -> float:
         """Time since the first evaluation began, without pauses; optimizers import a lot before that."""
-        return 0.0 if self._started is None else perf_counter() - self._started - self._paused
+        return 0.0 if self._started is None else computing_seconds() - self._started - self._paused
 
     @property
     def billed(self) -> float:
@@ -121,7 +121,7 @@ class Objective:
 
     def _check_budget(self) -> None:
         if self._started is None:
-            self._started = perf_counter()
+            self._started = computing_seconds()
         if self.spent >= 1:
             raise BudgetSpent
 
@@ -155,12 +155,12 @@ class Objective:
     @contextmanager
     def _pause(self) -> Iterator[None]:
         """Stop the clock, and give the problem back the default precision it was made under."""
-        since = perf_counter()
+        since = computing_seconds()
         try:
             with default_dtype(self._dtype):
                 yield
         finally:
-            self._paused += perf_counter() - since
+            self._paused += computing_seconds() - since
 
 
 @contextmanager

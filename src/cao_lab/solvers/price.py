@@ -3,11 +3,11 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
-from time import perf_counter
 from typing import NamedTuple
 
 import torch
 
+from cao_lab.solvers.clock import computing_seconds
 from cao_lab.tasks.pde.problem import Problem
 
 Work = Callable[[], object]
@@ -45,9 +45,9 @@ def measured_price(problem: Problem, products: Products, repeats: int = 11) -> P
 
 def seconds(work: Work) -> float:
     """Return how long it takes."""
-    start = perf_counter()
+    start = computing_seconds()
     work()
-    return perf_counter() - start
+    return computing_seconds() - start
 
 
 def hessian_product(problem: Problem) -> Products:

@@ -15,6 +15,7 @@ TOY = Sizes(
     step_rounds=1, refresh_rounds=1, optimizer_rounds=2, memory_rounds=1,
     burn_in=1, training_steps=2, fresh_batches=1, race_rounds=1, solver_products=30,
     scaling_rounds=1, parameters=(100, 1000, 10_000), ranks=(1, 2), rank_parameters=2000,
+    solver_width=8, solver_points=50, solver_iterations=2,
 )  # fmt: skip
 
 
@@ -58,6 +59,7 @@ def test_every_row_has_value_target_spread_unit_note_and_samples(rows):
         ("memory_over_sgd_parts", 1.10),
         ("memory_over_sgd_hessian", None),
         ("step_over_sgd_k1", 2.7),
+        ("lbfgs_own_share_of_iteration", 0.15),
         ("products_warm_hessian_lanczos", 4),
         ("products_cold_hessian_lanczos", None),
         ("top5_time_over_best_peer", 0.7),

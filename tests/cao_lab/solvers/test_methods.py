@@ -14,8 +14,8 @@ from torch import Tensor
 import cao
 from cao_lab.solvers.budget import Budget
 from cao_lab.solvers.methods import METHODS
+from cao_lab.solvers.methods.dense import ScipyBFGS
 from cao_lab.solvers.methods.nncg import NNCG, deepxde_module
-from cao_lab.solvers.methods.quasi_newton import ScipyBFGS
 from cao_lab.solvers.objective import default_dtype, flat, set_point
 from cao_lab.solvers.price import Price
 from cao_lab.solvers.solving import adam_phase, solve

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from cao_lab.solvers import clock as clock_module
 from cao_lab.solvers import objective as objective_module
 from cao_lab.solvers import price as price_module
 from cao_lab.solvers.budget import Budget, Record
@@ -35,8 +36,8 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(objective_module, "perf_counter", clock)
-    monkeypatch.setattr(price_module, "perf_counter", clock)
+    monkeypatch.setattr(objective_module, "computing_seconds", clock)
+    monkeypatch.setattr(price_module, "computing_seconds", clock)
     return clock
 
 
@@ -223,3 +224,13 @@ def test_a_budget_without_end_or_beginning_is_refused(arguments: dict[str, float
 def test_a_record_is_plain_data() -> None:
     record = next(solve(bowl(), Adam(), Budget(5)))
     assert record == Record(1, 0, 0, 1.0, record.seconds, 1.0, 1.0, 0.0, 0.0, "running")
+
+
+@pytest.mark.parametrize(("threads", "clock"), [(1, "the processor's"), (2, "on the wall")])
+def test_the_clock_is_the_processors_where_there_is_one_thread(
+    threads: int, clock: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(clock_module, "process_time", lambda: "the processor's")
+    monkeypatch.setattr(clock_module, "perf_counter", lambda: "on the wall")
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    assert clock_module.computing_seconds() == clock

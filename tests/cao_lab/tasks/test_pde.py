@@ -1,5 +1,6 @@
 """Problems of scientific machine learning: exact solutions, finite differences and a published slope as oracles."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -8,6 +9,8 @@ import torch
 from scipy.integrate import solve_ivp
 from torch import Tensor
 
+from cao import LeastSquares
+from cao.least_squares import ExplicitLinearized, GraphLinearized
 from cao_lab.tasks.pde import EQUATIONS
 from cao_lab.tasks.pde.allen_cahn import spectral_solution
 from cao_lab.tasks.pde.burgers import VISCOSITY, cole_hopf, cole_hopf_row
@@ -186,3 +189,24 @@ def test_weights_are_xavier_normal_and_biases_zero() -> None:
 def test_more_points_than_the_grid_has_are_refused() -> None:
     with pytest.raises(ValueError, match="interior must be from 1 to 25500, got 30000"):
         EQUATIONS["wave"].problem(replace(SMALL, interior=30_000))
+
+
+def dense_jacobian(residuals: Sequence[Tensor], params: Sequence[Tensor]) -> Tensor:
+    """Row by row, by reverse mode."""
+    entries = torch.cat([part.reshape(-1) for part in residuals])
+    rows = [torch.autograd.grad(entry, params, retain_graph=True, materialize_grads=True) for entry in entries]
+    return torch.stack([torch.cat([part.reshape(-1) for part in row]) for row in rows])
+
+
+@every_equation
+@pytest.mark.parametrize("limit", [0, 1 << 25])
+def test_least_squares_is_the_dense_matrix_of_every_equation(equation: Equation, limit: int) -> None:
+    tiny = ProblemConfig(width=4, depth=2, interior=12, initial=5, boundary=3)
+    problem = equation.problem(tiny)
+    assert problem.residuals is not None
+    jacobian = dense_jacobian(problem.residuals(), problem.params)
+    matrix = LeastSquares(problem.residuals, problem.params, max_jacobian_size=limit)
+    # A border point that two sides share, or a value at both ends, must not spoil the Jacobian in one go.
+    assert isinstance(matrix.linearize(), ExplicitLinearized if limit else GraphLinearized)
+    product = matrix @ torch.eye(problem.size, dtype=torch.float64)
+    torch.testing.assert_close(product, 2 * jacobian.T @ jacobian, rtol=1e-9, atol=1e-9)

@@ -1,7 +1,7 @@
-"""The quasi-Newton methods that everybody has: L-BFGS of torch and of scipy, BFGS of scipy."""
+"""The quasi-Newton methods that everybody has: L-BFGS of torch and of scipy."""
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from scipy import optimize
@@ -62,40 +62,13 @@ class ScipyLBFGSB:
 
     def minimize(self, objective: Objective) -> str:
         """Run until the budget is spent, or the search fails."""
-        return minimized(
-            objective,
-            "L-BFGS-B",
-            maxcor=self.history_size,
-            ftol=0,
-            gtol=0,
-            maxfun=ENDLESS,
-            maxiter=ENDLESS,
-            maxls=self.max_search,
-        )
-
-
-@dataclass(frozen=True)
-class ScipyBFGS:
-    """BFGS of scipy, which holds a dense matrix: for some thousand parameters."""
-
-    max_size: int = 10_000
-    name = "scipy-bfgs"
-
-    def products(self, problem: Problem) -> Products | None:
-        """Return None: it makes no products."""
-        return None
-
-    def minimize(self, objective: Objective) -> str:
-        """Run until the budget is spent, or the search fails."""
-        size = len(flat(objective.params))
-        if size > self.max_size:
-            raise ValueError(f"{self.name} holds a dense matrix and takes up to {self.max_size} parameters, got {size}")
-        return minimized(objective, "BFGS", gtol=0, xrtol=0, maxiter=ENDLESS)
-
-
-def minimized(objective: Objective, method: Literal["L-BFGS-B", "BFGS"], **options: Any) -> str:
-    """Run a method of scipy, and return why it stopped."""
-    start = flat(objective.params).double().numpy()
-    settings: Any = options
-    result = optimize.minimize(objective.at, start, jac=True, method=method, options=settings)
-    return str(result.message)
+        start = flat(objective.params).double().numpy()
+        settings: Any = {
+            "maxcor": self.history_size,
+            "ftol": 0,
+            "gtol": 0,
+            "maxfun": ENDLESS,
+            "maxiter": ENDLESS,
+            "maxls": self.max_search,
+        }
+        return str(optimize.minimize(objective.at, start, jac=True, method="L-BFGS-B", options=settings).message)

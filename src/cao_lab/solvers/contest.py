@@ -1,0 +1,162 @@
+"""A contest: all methods solve one problem from one start, one after the other in one process, and leave logs."""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from cao_lab.log.records import FORMAT, SolveRecord
+from cao_lab.log.solves import HEADER, RECORDS
+from cao_lab.log.writing import RowFile
+from cao_lab.runs.provenance import circumstances, now
+from cao_lab.solvers.budget import Budget, Record
+from cao_lab.solvers.method import Method
+from cao_lab.solvers.objective import set_point
+from cao_lab.solvers.price import Price, measured_price
+from cao_lab.solvers.solving import adam_phase, solve
+from cao_lab.tasks.pde import EQUATIONS
+from cao_lab.tasks.pde.problem import Problem, ProblemConfig
+
+TIMINGS = 21
+
+
+@dataclass(frozen=True)
+class Contest:
+    """One equation with one seed, the methods that solve it, and what each of them may spend."""
+
+    equation: str
+    size: ProblemConfig
+    """Its seed is the seed of the contest."""
+    methods: Mapping[str, Method]
+    """By the label that their logs have."""
+    adam: int
+    """Evaluations of Adam before all others begin where it has come to."""
+    budget: Budget
+    records: int = 100
+
+    @property
+    def task(self) -> str:
+        """The problem, whatever solves it."""
+        return f"{self.equation}-{self.size.depth}x{self.size.width}"
+
+    def folder(self, label: str) -> Path:
+        """Where a method's log lies below the folder of the suite."""
+        return Path(self.task, label, f"seed{self.size.seed}")
+
+    def problem(self) -> Problem:
+        """Return the problem, at its first point."""
+        return EQUATIONS[self.equation].problem(self.size)
+
+    def identity(self, label: str) -> dict[str, Any]:
+        """Return all that decides the numbers of a run, as plain data; prices are measured, and follow."""
+        return {
+            "equation": self.equation,
+            "size": asdict(self.size),
+            "method": {"name": self.methods[label].name, **asdict(self.methods[label])},  # type: ignore[call-overload]
+            "adam": self.adam,
+            "budget": {
+                "evaluations": self.budget.evaluations,
+                "seconds": finite_or_none(self.budget.seconds),
+            },
+        }
+
+
+def prices(contest: Contest, folder: Path) -> dict[str, Price]:
+    """Return what curvature costs each kind of method on this problem: as measured once, in a file for all seeds."""
+    path = folder / contest.task / "prices.json"
+    if not path.exists():
+        kinds = {type(method).__name__: method for method in contest.methods.values()}
+        problem = contest.problem()
+        measured = {kind: price_of(method, problem) for kind, method in kinds.items()}
+        path.parent.mkdir(parents=True, exist_ok=True)
+        text = json.dumps({kind: price._asdict() for kind, price in measured.items()}, indent=2)
+        path.write_text(f"{text}\n")
+    return {kind: Price(**price) for kind, price in json.loads(path.read_text()).items()}
+
+
+def price_of(method: Method, problem: Problem) -> Price:
+    """Measure what a method's products cost; nothing if it makes none."""
+    products = method.products(problem)
+    return Price() if products is None else measured_price(problem, products, TIMINGS)
+
+
+def is_over(contest: Contest, label: str, folder: Path) -> bool:
+    """Whether the log says that this very run needs no more work."""
+    try:
+        header = json.loads((folder / contest.folder(label) / HEADER).read_text())
+        expected = json.loads(json.dumps(contest.identity(label)))
+        return header["status"] == "finished" and all(header.get(key) == value for key, value in expected.items())
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def carry_out(contest: Contest, suite: str, folder: Path) -> Iterator[str]:
+    """Run the methods that are not over, and yield the label of each when it is."""
+    waiting = [label for label in contest.methods if not is_over(contest, label, folder)]
+    if not waiting:
+        return
+    known, problem = prices(contest, folder), contest.problem()
+    start = adam_phase(problem, contest.adam)
+    for label in waiting:
+        set_point([p for p in problem.params if p.requires_grad], start)
+        method = contest.methods[label]
+        price = known[type(method).__name__]
+        records = solve(problem, method, contest.budget, price=price, records=contest.records)
+        header = header_of(contest, label, suite) | {"price": price._asdict(), "parameters": problem.size}
+        write_log(records, header, folder / contest.folder(label))
+        yield label
+
+
+def write_log(records: Iterable[Record], header: dict[str, Any], folder: Path) -> None:
+    """Write the log of a run as it goes: whenever it is killed, what was written is a log."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / HEADER, header)
+    rows = RowFile(folder / RECORDS, SolveRecord)
+    rows.path.unlink(missing_ok=True)
+    ended = None
+    for record in records:
+        ended = ended if record.status == "idle" else record.status
+        rows.append([row_of(record)])
+    write_json(folder / HEADER, header | {"status": "finished", "ended": ended, "ended_at": now()})
+
+
+def header_of(contest: Contest, label: str, suite: str) -> dict[str, Any]:
+    """Return the content of solve.json as it stands before the first evaluation."""
+    return {
+        "format": FORMAT,
+        "status": "running",
+        "suite": suite,
+        "task": contest.task,
+        "label": label,
+        "seed": contest.size.seed,
+        **contest.identity(label),
+        **circumstances(torch.device("cpu")),
+        "started_at": now(),
+        "ended": None,
+        "ended_at": None,
+    }
+
+
+def row_of(record: Record) -> SolveRecord:
+    """Return what of a record changes from row to row."""
+    return SolveRecord(**{field.name: getattr(record, field.name) for field in fields(SolveRecord)})
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    """Replace a file as a whole."""
+    temporary = path.with_suffix(".new")
+    temporary.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    temporary.replace(path)
+
+
+def finite_or_none(value: float) -> float | None:
+    """Return a number as JSON can hold it."""
+    return None if value == float("inf") else value
+
+
+def with_seed(contest: Contest, seed: int) -> Contest:
+    """Return the contest with another network and other points."""
+    return replace(contest, size=replace(contest.size, seed=seed))

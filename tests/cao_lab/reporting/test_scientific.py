@@ -1,0 +1,190 @@
+"""Ratios, goals, tables and figures of full-batch solvers, from made-up logs whose answers are known."""
+
+import math
+from pathlib import Path
+
+import pytest
+from synthetic_logs import Run, write_run
+from synthetic_solves import write_solve
+
+from cao_lab.log.solves import SolveRun
+from cao_lab.reporting.report import write_report
+from cao_lab.reporting.scientific import (
+    ALL_PEERS,
+    GOALS,
+    NNCG_RUNS,
+    OURS,
+    Goal,
+    billed_until,
+    error_ratio,
+    load_solves,
+    loss_ratio,
+    loss_ratio_at_equal_seconds,
+    outcome,
+    ratios,
+    share_of_evaluations,
+)
+from cao_lab.reporting.scientific_figures import STROKES, loss_figure, median_curve
+from cao_lab.reporting.scientific_tables import SHORT, TITLES, goals_table, pace, progress_table, short, solver_tables
+from cao_lab.suites.scientific import METHODS
+
+
+def loaded(logs: Path) -> dict[str, SolveRun]:
+    missing: list[str] = []
+    runs = load_solves(logs, missing)
+    assert missing == []
+    return {run.label: run for run in runs}
+
+
+def test_the_goals_are_those_that_were_set() -> None:
+    assert [goal.most for goal in GOALS] == [1 / 50, 1 / 10, 1, 1 / 10, 1 / 10, 1 / 2, 1 / 3]
+    assert {OURS, *NNCG_RUNS, *(peer for goal in GOALS for peer in goal.peers)} <= set(METHODS)
+    assert {label for label in METHODS if "nncg" in label} == set(NNCG_RUNS)
+
+
+def test_final_losses_and_errors_are_compared_at_the_end(tmp_path: Path) -> None:
+    write_solve(tmp_path, OURS, [(1, 0, 1, 1), (100, 5, 1e-4, 0.02)])
+    write_solve(tmp_path, "adam", [(1, 0, 1, 1), (100, 9, 1e-2, 0.1)])
+    runs = loaded(tmp_path)
+    assert loss_ratio(runs[OURS], runs["adam"]) == pytest.approx(0.01)
+    assert error_ratio(runs[OURS], runs["adam"]) == pytest.approx(0.2)
+
+
+def test_at_equal_seconds_the_first_to_end_sets_the_time(tmp_path: Path) -> None:
+    write_solve(tmp_path, OURS, [(1, 0, 1, 1), (50, 4, 1e-3, 1), (100, 8, 1e-6, 1)])
+    write_solve(tmp_path, "nncg", [(1, 0, 1, 1), (90, 3, 1e-1, 1), (100, 5, 1e-2, 1)])
+    runs = loaded(tmp_path)
+    assert loss_ratio_at_equal_seconds(runs[OURS], runs["nncg"]) == pytest.approx(1e-3 / 1e-2)
+    assert loss_ratio_at_equal_seconds(runs["nncg"], runs[OURS]) == pytest.approx(1e-2 / 1e-3)
+
+
+def test_a_stalled_run_is_compared_for_as_long_as_the_other_runs(tmp_path: Path) -> None:
+    write_solve(tmp_path, OURS, [(1, 0, 1, 1), (100, 8, 1e-6, 1)])
+    write_solve(tmp_path, "nncg", [(1, 0, 1, 1), (5, 1, 1e-2, 1), (100, 1, 1e-2, 1)], ended="stalled: no step")
+    runs = loaded(tmp_path)
+    assert loss_ratio_at_equal_seconds(runs[OURS], runs["nncg"]) == pytest.approx(1e-4)
+
+
+def test_evaluations_are_counted_to_the_loss_at_which_the_peer_ends(tmp_path: Path) -> None:
+    write_solve(tmp_path, OURS, [(1, 0, 1, 1), (20, 1, 5e-3, 1), (30, 2, 1e-3, 1), (100, 8, 1e-6, 1)])
+    write_solve(tmp_path, "scipy-lbfgsb", [(1, 0, 1, 1), (80, 3, 2e-3, 1), (100, 5, 2e-3, 1)])
+    runs = loaded(tmp_path)
+    # The peer had its final loss at 80, and is not charged for standing still.
+    assert share_of_evaluations(runs[OURS], runs["scipy-lbfgsb"]) == pytest.approx(30 / 80)
+    assert share_of_evaluations(runs["scipy-lbfgsb"], runs[OURS]) == math.inf
+    assert billed_until(runs[OURS], 1e-9) == math.inf
+
+
+def test_against_several_the_best_of_them_counts(tmp_path: Path) -> None:
+    write_solve(tmp_path, OURS, [(100, 8, 1e-4, 0.3)])
+    write_solve(tmp_path, "nncg", [(100, 8, 1e-1, 0.1)])
+    write_solve(tmp_path, "lbfgs-nncg", [(100, 8, 1e-3, 0.6)])
+    write_solve(tmp_path, "adam", [(100, 8, 1e-5, 0.9)])
+    runs = loaded(tmp_path).values()
+    assert list(ratios(runs, Goal("", NNCG_RUNS, loss_ratio, 1)).values()) == pytest.approx([0.1])
+    assert list(ratios(runs, Goal("", ALL_PEERS, error_ratio, 1)).values()) == pytest.approx([3.0])
+
+
+def test_a_goal_is_about_the_median_of_all_or_about_the_worst_problem() -> None:
+    values = {("a", 1): 0.1, ("a", 2): 0.2, ("a", 3): 9.0, ("b", 1): 0.3, ("b", 2): 0.4, ("b", 3): 0.5}
+    assert outcome(values, Goal("", (), loss_ratio, 1)) == pytest.approx(0.35)
+    assert outcome(values, Goal("", (), loss_ratio, 1, is_on_every_problem=True)) == 0.4
+    assert math.isnan(outcome({}, Goal("", (), loss_ratio, 1)))
+
+
+def test_runs_that_are_unfinished_or_damaged_are_told_and_judge_nothing(tmp_path: Path) -> None:
+    write_solve(tmp_path, OURS, [(100, 8, 1e-4, 0.3)])
+    write_solve(tmp_path, "adam", [(40, 8, 1e-9, 0.3)], status="running", ended=None)
+    write_solve(tmp_path, "soap", [(40, 8, 1e-9, 0.3)], seed=2, parameters="many")
+    missing: list[str] = []
+    runs = load_solves(tmp_path, missing)
+    assert [sentence.split(":")[0] for sentence in missing] == [
+        "scientific/wave-3x20/adam/seed1",
+        "scientific/wave-3x20/soap/seed2",
+    ]
+    assert "running after 40 of 100 evaluations" in missing[0]
+    assert ratios(runs, Goal("", ALL_PEERS, loss_ratio, 1)) == {}
+
+
+def two_problems(logs: Path) -> list[SolveRun]:
+    """Two problems with two seeds: ours halves every loss of L-BFGS-B on one, and doubles it on the other."""
+    for task, factor in (("wave-3x20", 0.5), ("burgers-3x20", 2.0)):
+        for seed in (1, 2):
+            for label, loss in ((OURS, factor * 1e-4 * seed), ("scipy-lbfgsb", 1e-4 * seed), ("adam", 1e-2)):
+                rows = [(1, 0.0, 1.0, 1.0), (100, 5.0 if label == OURS else 4.0, loss, loss**0.5)]
+                write_solve(logs, label, rows, task=task, seed=seed)
+    return load_solves(logs, [])
+
+
+def test_goals_are_told_with_figure_range_and_verdict(tmp_path: Path) -> None:
+    cells = goals_table(two_problems(tmp_path)).cells
+    assert cells.iloc[1].tolist() == ["final loss against scipy's L-BFGS-B", "≤ 1/10", "1.2", "0.5 – 2", "no"]
+    assert cells.iloc[2].tolist() == ["the same on the worst problem", "≤ 1", "2", "0.5 – 2", "no"]
+    assert cells.iloc[0].tolist()[2:] == ["–", "– – –", "no"]  # Nobody ran torch's.
+
+
+def test_losses_of_every_method_are_shown_and_the_lowest_is_bold(tmp_path: Path) -> None:
+    tables = {table.name: table for table in solver_tables(two_problems(tmp_path))}
+    losses = tables["scientific-loss"].cells.set_index("")
+    assert losses.loc["SketchedLBFGS"].tolist() == ["3.0e-4", "**7.5e-5**"]
+    assert losses.loc["L-BFGS-B (scipy)"].tolist() == ["**1.5e-4**", "1.5e-4"]
+    assert len(tables["scientific-loss"].numbers) == 12
+    methods = tables["scientific-methods"].cells.set_index("")
+    assert methods.loc["SketchedLBFGS"].tolist() == ["2 of 4", "2 of 4", "0", "0", "1.2"]
+    ratios_ = tables["scientific-ratios"].cells.set_index("problem")
+    assert ratios_["loss / L-BFGS-B"].to_dict() == {"burgers": "2", "wave": "0.5"}
+
+
+def test_the_time_of_a_stalled_run_is_that_before_it_idled(tmp_path: Path) -> None:
+    rows = [(1, 0, 1, 1), (20, 2, 0.1, 1), (100, 120, 0.1, 1)]
+    write_solve(tmp_path, "torch-lbfgs", rows, ended="stalled: no step")
+    assert pace(loaded(tmp_path)["torch-lbfgs"]) == 0.1
+
+
+def test_unfinished_runs_at_full_width_are_shown_as_far_as_they_came(tmp_path: Path) -> None:
+    rows = [(1, 0, 1, 1), (1500, 1800, 2e-5, 0.3)]
+    write_solve(tmp_path, OURS, rows, suite="rathore", task="wave-3x200", status="running", ended=None)
+    cells = progress_table(load_solves(tmp_path, [])).cells
+    assert cells.iloc[0].tolist() == ["wave", "SketchedLBFGS", "1,500", "0.50", "2.0e-5", "0.3", "running"]
+
+
+def test_every_method_has_a_title_and_every_goal_a_column() -> None:
+    assert list(TITLES) == [label for label in TITLES if label in METHODS]
+    assert set(TITLES) == set(METHODS)
+    assert len(SHORT) == len(GOALS)
+    assert set(STROKES) <= set(METHODS)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.25, "0.25"), (3.14159, "3.1"), (99.4, "99"), (240.0, "240"), (2.44e-7, "2.4e-7"), (12_345, "1.2e4"), (0, "0")],
+)
+def test_numbers_are_short(value: float, text: str) -> None:
+    assert short(value) == text
+    assert (short(math.nan), short(math.inf)) == ("–", "never")
+
+
+def test_a_curve_is_the_median_of_the_lowest_losses_so_far(tmp_path: Path) -> None:
+    for seed, loss in enumerate((1e-1, 1e-3, 1e-2)):
+        write_solve(tmp_path, OURS, [(1, 0, 1, 1), (50, 1, loss, 1), (100 + seed, 2, 1e-9, 1)], seed=seed)
+    places, losses = median_curve(load_solves(tmp_path, []), "billed")
+    assert (places[0], places[-1]) == (0, 100)
+    assert losses[places < 50] == pytest.approx(1)
+    assert losses[(places > 50) & (places < 100)] == pytest.approx(1e-2)
+
+
+def test_a_figure_has_a_panel_per_problem_and_a_line_per_method(tmp_path: Path) -> None:
+    for spent in ("billed", "seconds"):
+        figure = loss_figure(two_problems(tmp_path / spent), spent)
+        panels = [axes for axes in figure.axes if axes.get_lines()]
+        assert [axes.get_title(loc="left") for axes in panels] == ["burgers", "wave"]
+        assert {line.get_label() for line in panels[0].get_lines()} == {"SketchedLBFGS", "L-BFGS-B (scipy)", "Adam"}
+
+
+def test_a_report_has_them_beside_the_training_runs(tmp_path: Path) -> None:
+    two_problems(tmp_path / "logs")
+    write_run(tmp_path / "logs", Run([3.0, 2.0]))
+    page = write_report(tmp_path / "logs", tmp_path / "report").read_text()
+    assert "scientific-goals" in page
+    assert (tmp_path / "report/figures/scientific/loss.png").is_file()
+    assert (tmp_path / "report/tables/scientific-loss.md").is_file()

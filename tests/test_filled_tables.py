@@ -1,0 +1,36 @@
+"""Tables in the documentation are those that the logs give."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from cao_lab.reporting.scientific import load_solves
+from cao_lab.reporting.scientific_tables import solver_tables
+from cao_lab.reporting.tabular import write_table
+
+ROOT = Path(__file__).parents[1]
+
+
+def filled(page: str, tables: Path) -> str:
+    spec = importlib.util.spec_from_file_location("fill_tables", ROOT / "scripts/fill_tables.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    text: str = module.filled(page, tables)
+    return text
+
+
+def test_a_marked_place_gets_its_table_and_nothing_else_changes(tmp_path: Path) -> None:
+    (tmp_path / "one.md").write_text("new\n")
+    page = "before\n<!-- table one -->\nold\n<!-- end -->\nafter <!-- table two"
+    assert filled(page, tmp_path) == "before\n<!-- table one -->\nnew\n\n<!-- end -->\nafter <!-- table two"
+
+
+@pytest.mark.parametrize("page", ["scientific-ml.md"])
+def test_the_page_shows_what_the_logs_say(page: str, tmp_path: Path) -> None:
+    for table in solver_tables(load_solves(ROOT / "logs", [])):
+        write_table(table, tmp_path)
+    text = (ROOT / "docs" / page).read_text()
+    assert filled(text, tmp_path) == text
