@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test check install clean
+.PHONY: demo test check docs oldest install clean
 
 demo: .venv/installed
 	$(BIN)/cao suite demo --jobs 2 --logs out/demo
@@ -17,6 +17,15 @@ check: .venv/installed
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# The documentation as a site, in out/site/index.html; warnings are errors, and no network is needed.
+docs: .venv/installed
+	NO_MKDOCS_2_WARNING=1 PYTHONPATH=src $(BIN)/mkdocs build --quiet
+	@echo "open out/site/index.html"
+
+# The library's tests on the oldest torch that it allows, which is fetched for the purpose.
+oldest:
+	scripts/test_with_torch
 
 install: .venv/installed
 
