@@ -115,7 +115,7 @@
       .sort(([one], [other]) => Number(other.isDashed) - Number(one.isDashed));
     const traces = shown.flatMap(([method, place]) => tracesOf(method, place));
     const look = layout(names[element("unit").value], names[quantity], element("log").checked ? "log" : "linear");
-    if (element("log").checked) look.yaxis.dtick = spansDecades(traces) ? "D2" : "D1";
+    if (element("log").checked && spansDecades(traces)) look.yaxis.dtick = "D2";
     if (isLoss) {
       traces.push(...shown.flatMap(([method, place]) => markerOf(method, place)));
       look.shapes = [{ type: "line", xref: "paper", x0: 0, x1: 1, y0: threshold(), y1: threshold(),

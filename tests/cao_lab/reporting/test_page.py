@@ -309,6 +309,8 @@ def test_a_window_that_is_narrowed_after_loading_cuts_nothing_off(browser: WebDr
     titles = (
         "return ['xtitle', 'ytitle'].map(name => document.querySelector(`#chart .${name}`).getBoundingClientRect())"
     )
+    table = "return document.getElementById('times').getBoundingClientRect().right"
+    assert browser.execute_script(table) <= width
     for box in browser.execute_script(titles):
         assert box["width"] > 0
         assert box["left"] >= 0
