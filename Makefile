@@ -5,8 +5,13 @@ BIN := .venv/bin
 .PHONY: demo test check docs oldest install clean
 
 demo: .venv/installed
+	$(BIN)/cao suite demo-conditioning --jobs 2 --logs out/demo
 	$(BIN)/cao suite demo --jobs 2 --logs out/demo
-	$(BIN)/cao report out/demo --out out/report
+	@$(BIN)/cao report out/demo --out out/report > /dev/null
+	@echo
+	@echo "Open $(CURDIR)/out/report/index.html"
+	@echo "It opens on a badly scaled regression, which CAO at rank 10 solves in a few dozen steps, while Adam and SGD at"
+	@echo "their best rates do not in 400; choose the task digits-mlp to see that on digits curvature does not pay."
 
 # A crashed or hung test ends the run with its name: see [tool.pytest.ini_options] in pyproject.toml.
 test: check

@@ -49,7 +49,8 @@ def suite(
     """Run the experiments of a suite that are not finished yet.
 
     Args:
-        name: demo, paper, sensitivity, mini, mini-tuned, stable-range, ill-conditioned, or path.py:NAME.
+        name: demo, demo-conditioning, paper, sensitivity, mini, mini-tuned, stable-range, ill-conditioned, or
+            path.py:NAME.
         jobs: Runs at a time; the cores are divided among them.
         dry_run: List the runs with an estimate of their time, and run nothing.
         execution: Where and how the runs are carried out.

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from cao_lab.config import ConfigError, RunConfig
+from cao_lab.suites.demo import CONDITIONING
 from cao_lab.suites.ill_conditioned import ill_conditioned
 from cao_lab.suites.mini import MINI
 from cao_lab.suites.paper import DEMO, PAPER, SENSITIVITY
@@ -17,6 +18,7 @@ Suite: TypeAlias = Sequence[RunConfig] | Callable[[], Rounds]
 
 SUITES: dict[str, Suite] = {
     "demo": DEMO,
+    "demo-conditioning": CONDITIONING,
     "paper": PAPER,
     "sensitivity": SENSITIVITY,
     "mini": MINI,
