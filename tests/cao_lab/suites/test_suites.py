@@ -1,4 +1,5 @@
 import itertools
+import json
 import math
 import signal
 import subprocess
@@ -6,7 +7,9 @@ import sys
 import time
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 
+import pandas as pd
 import pytest
 from pandas import DataFrame
 
@@ -16,6 +19,7 @@ from cao_lab.optimizer_config import AdamConfig, CAOConfig, SGDConfig
 from cao_lab.runs.session import run
 from cao_lab.runs.stopping import StopRequest
 from cao_lab.suites import SUITES, find_suite, rounds_of, runner
+from cao_lab.suites.demo import CONDITIONING
 from cao_lab.suites.estimate import Measured, duration, list_runs, run_seconds
 from cao_lab.suites.launch import LocalProcesses, from_json, to_json
 from cao_lab.suites.mini import MINI
@@ -81,6 +85,18 @@ def test_sensitivity_and_demo_are_complete():
         "sgd": 3, "adam": 3, "cao-rank0-refresh_every12": 3,
         "cao-rank1-refresh_every12": 3, "cao-rank5-refresh_every12": 3,
     }  # fmt: skip
+
+
+def test_the_demonstration_takes_the_rates_that_the_logs_show_to_be_the_best():
+    for name in ("adam", "sgd"):
+        shown = next(c for c in CONDITIONING if c.optimizer.name == name)
+        folder = Path(__file__).parents[3] / "logs/ill-conditioned" / shown.task
+        losses = {}
+        for path in folder.glob(f"{name}-*/seed0/epochs.csv"):
+            lr = json.loads(path.with_name("run.json").read_text())["config"]["optimizer"]["lr"]
+            losses[lr] = float(pd.read_csv(path)["train_loss"].iloc[-1])
+        assert len(losses) >= 5
+        assert shown.optimizer.lr == min(losses, key=lambda rate: losses[rate] if losses[rate] > 0 else math.inf)
 
 
 def test_mini_refreshes_once_an_epoch():
@@ -184,7 +200,7 @@ def test_a_suite_may_come_from_a_file_of_the_users(tmp_path, monkeypatch):
     path.write_text("import a_module_that_is_not_there")
     with pytest.raises(ConfigError, match=r"mine.py cannot be imported \(ModuleNotFoundError"):
         find_suite(f"{path}:TINY")
-    with pytest.raises(ConfigError, match=r"no suite is called tiny; there are demo, paper"):
+    with pytest.raises(ConfigError, match=r"no suite is called tiny; there are demo, demo-conditioning, paper"):
         find_suite("tiny")
 
 
