@@ -24,7 +24,7 @@ from cao import CAO, Eigenpairs, Hessian, SymmetricOperator, top_eigenpairs
 LR, ADAM_LR, DAMPING = 0.14, 5e-3, 2.0
 # Adam's momentum moves the edge: (2 + 2β₁)/(1 − β₁) = 38 for β₁ = 0.9.
 EDGE, ADAM_EDGE = 2 / LR, 38 / ADAM_LR
-COLOURS = {"SGD": "#1f77b4", "Adam": "#2e8b57", "CAO": "#c2185b"}
+COLOURS = {"SGD": "#00287b", "Adam": "#00a856", "CAO": "#c2185b"}
 
 Root = Callable[[Tensor], Tensor]
 """Multiplies columns by the square root of a preconditioner."""

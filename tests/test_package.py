@@ -15,7 +15,6 @@ ROOT = Path(__file__).parents[1]
 
 
 LIBRARY = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-LABORATORY = tomllib.loads((ROOT / "lab/pyproject.toml").read_text())["project"]
 
 
 def built(source: Path, folder: Path) -> Path:
@@ -86,6 +85,14 @@ print(cao.__file__)
     assert output.stdout.startswith(str(installed_alone))
 
 
+def test_importing_the_library_imports_no_loop_of_others(installed_alone):
+    program = "import sys, cao, cao.integrations.watching, cao.integrations.tensorboard; print(*sys.modules)"
+    environment = {"PYTHONPATH": str(installed_alone)}
+    command = [sys.executable, "-S", "-W", "ignore", "-c", program]
+    output = subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout.split()
+    assert not {"lightning", "transformers", "accelerate", "deepxde", "tensorboard"} & set(output)
+
+
 def test_the_command_without_the_laboratory_names_the_extra_in_one_line(installed_alone):
     entry = (next(installed_alone.glob("cao_optimizer-*.dist-info")) / "entry_points.txt").read_text()
     module, function = re.search(r"^cao = (\S+):(\S+)$", entry, re.MULTILINE).groups()
@@ -111,10 +118,11 @@ def test_the_laboratory_is_a_wheel_of_its_own_with_everything_it_needs(tmp_path)
     sources = [path for path in (ROOT / "src/cao_lab").rglob("*") if path.is_file() and "__pycache__" not in path.parts]
     assert names == {path.relative_to(ROOT / "src").as_posix() for path in sources} | {"cao_lab/LICENSE"}
     assert [str(one) for one in requirements_in(wheel)] == [f"cao-optimizer[lab-requirements]=={LIBRARY['version']}"]
+    assert wheel.name == f"cao_lab-{LIBRARY['version']}-py3-none-any.whl"
 
 
-def test_library_and_laboratory_have_one_version():
-    assert LIBRARY["version"] == LABORATORY["version"]
+def test_the_changelog_begins_with_the_version():
+    assert f"## {LIBRARY['version']} " in (ROOT / "CHANGELOG.md").read_text().split("\n\n")[1]
 
 
 def test_the_extra_lab_installs_the_laboratory_from_the_folder_and_its_command_works(tmp_path):

@@ -109,6 +109,7 @@ SUITES: Mapping[str, SuiteInfo] = {
     "transformer": SuiteInfo("tuned", "transformer:transformer"),
     "ill-conditioned": SuiteInfo("optimum", "ill_conditioned:ill_conditioned", DISTANCES),
     "stable-range": SuiteInfo("stability", "stable_range:stable_range"),
+    "demo-conditioning": SuiteInfo("optimum", "demo:CONDITIONING", DISTANCES),
     "demo": SuiteInfo("comparison", "paper:DEMO"),
     "robust": SuiteInfo("rates", "robust:run_robust"),
     "scientific": SuiteInfo("solvers", "scientific:SCIENTIFIC"),
@@ -150,10 +151,10 @@ class MethodInfo:
 
 METHODS: Mapping[str, MethodInfo] = {
     "cao": MethodInfo("CAO", has_edge=True),
-    "sgd": MethodInfo("SGD", "#1f77b4", has_edge=True),
-    "adam": MethodInfo("Adam", "#2e8b57"),
-    "adamw": MethodInfo("AdamW", "#17a2b8"),
-    "lbfgs": MethodInfo("L-BFGS", "#5c6bc0", has_epochs=False),
+    "sgd": MethodInfo("SGD", "#00287b", has_edge=True),
+    "adam": MethodInfo("Adam", "#00a856"),
+    "adamw": MethodInfo("AdamW", "#157591"),
+    "lbfgs": MethodInfo("L-BFGS", "#7572e8", has_epochs=False),
     "adahessian": MethodInfo("AdaHessian"),
     "soap": MethodInfo("SOAP"),
     "muon": MethodInfo("Muon"),

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from small_models import Quadratic, descend, smooth_network
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch_versions import has_fully_shard
 
 from cao import CAO
 
@@ -137,11 +137,12 @@ def gloo(tmp_path):
     dist.destroy_process_group()
 
 
+@has_fully_shard
 @pytest.mark.usefixtures("gloo")
 @pytest.mark.parametrize("as_source", [lambda loss: loss(), lambda loss: loss], ids=["loss", "function"])
 def test_a_model_sharded_after_the_optimizer_was_built_is_recognised(as_source):
     model = nn.Linear(3, 2)
     optimizer = CAO(model.parameters(), 0.1)
-    fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
+    torch.distributed.fsdp.fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
     with pytest.raises(ValueError, match=r"sharded.*DistributedDataParallel"):
         optimizer.refresh_if_due(as_source(lambda: model(torch.ones(2, 3)).square().sum()))

@@ -7,6 +7,7 @@ import torch
 from small_models import batch, loss_of, seeded, smooth_network
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
+from torch_versions import runs_compiled_models_eagerly
 
 from cao import CAO, GaussNewton
 from cao.autograd.isolation import isolated_forward
@@ -67,6 +68,7 @@ def test_a_transformer_encoder_has_one_curvature_in_training_and_evaluation_mode
     assert values[0] == pytest.approx(values[1], rel=1e-9)
 
 
+@runs_compiled_models_eagerly
 @pytest.mark.parametrize("kind", ["loss", "function", "gauss-newton"])
 def test_a_compiled_model_trains_without_warnings_about_our_own_hooks(kind):
     model, data = smooth_network(), batch()

@@ -4,6 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.sparse.linalg import eigsh
 from torch import Tensor
+from torch_versions import has_mkldnn_precision
 
 from cao import Lanczos, SubspaceIteration, linalg
 from cao.linalg import orthonormalize, random_columns
@@ -178,6 +179,7 @@ def test_passes_over_blocks_of_rows_equal_one_pass(monkeypatch):
     torch.testing.assert_close(in_blocks.vectors.abs(), whole.vectors.abs())
 
 
+@has_mkldnn_precision
 @pytest.mark.parametrize("solve", SOLVERS)
 def test_only_the_users_own_products_are_in_reduced_precision(solve, monkeypatch):
     """Under TF32 a basis would not be orthonormal; a network may well be multiplied so."""

@@ -26,6 +26,7 @@ from small_models import (
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.profiler import ProfilerActivity, profile
+from torch_versions import runs_compiled_models_eagerly
 
 from cao import CAO, Eigenpairs, GaussNewton, Hessian, Mean
 
@@ -539,6 +540,7 @@ def test_the_uncompiled_model_in_a_function_serves_a_compiled_one():
     )
 
 
+@runs_compiled_models_eagerly
 @pytest.mark.parametrize("kind", ["function", "gauss-newton"])
 def test_a_compiled_model_is_run_uncompiled_in_a_refresh(kind):
     model, data = smooth_network(), batch()

@@ -10,6 +10,7 @@ import pytest
 import torch
 from small_models import batch, flat_params, loss_of, ten_steps, train, uneven_network
 from torch import Tensor, nn
+from torch_versions import takes_named_parameters
 
 from cao import CAO, Eigenpairs
 
@@ -188,6 +189,7 @@ def test_groups_keep_their_own_settings_through_a_save():
     assert torch.equal(*ends)
 
 
+@takes_named_parameters
 def test_named_parameters_are_accepted_and_saved():
     model = uneven_network()
     optimizer = CAO(model.named_parameters(), 0.02, **SETTINGS)

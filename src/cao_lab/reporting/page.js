@@ -8,6 +8,7 @@
     epoch: "epochs", seconds: "seconds of training", cost: "gradient evaluations",
   };
   const state = { setting: null, level: 0, methods: new Set(), seeds: new Set() };
+  const darkness = matchMedia("(prefers-color-scheme: dark)");
 
   // All statistics come from Python: the page only looks them up.
   const threshold = () => state.setting.levels[state.level];
@@ -38,16 +39,27 @@
 
   function swatch(method) {
     const mark = document.createElement("span");
-    mark.className = method.isDashed ? "swatch dashed" : "swatch";
-    mark.style.borderColor = method.colour;
+    mark.className = "swatch";
+    mark.style.setProperty("--colour", strokeOf(method));
+    mark.dataset.dash = dashOf(method);
     return mark;
   }
 
-  const rgba = (hex, alpha) => `rgba(${[1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16)).join(",")},${alpha})`;
+  // Controls are told apart by their dashes, the others by colours that were chosen for the colour-blind as well.
+  function dashOf(method) {
+    const controls = state.setting.methods.filter((one) => one.isDashed);
+    return method.isDashed ? ["dash", "dot", "dashdot", "longdash"][controls.indexOf(method) % 4] : "solid";
+  }
+
+  // On a dark ground every colour is mixed with white, so that the deep ones can be seen.
+  const shade = (hex) => [1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16))
+    .map((part) => (darkness.matches ? Math.round(0.65 * part + 0.35 * 255) : part));
+  const coloured = (hex, alpha = 1) => `rgba(${shade(hex).join(",")},${alpha})`;
+  const strokeOf = (method) => coloured(method.colour);
 
   function tracesOf(method, place) {
     const quantity = element("quantity").value, unit = element("unit").value;
-    const runs = runsOf(place), line = { color: method.colour, width: 2.2, dash: method.isDashed ? "dash" : "solid" };
+    const runs = runsOf(place), line = { color: strokeOf(method), width: 2.2, dash: dashOf(method) };
     const base = { type: "scatter", mode: "lines", showlegend: false, name: method.name };
     const isAll = runs.length === state.setting.runs.filter((run) => run.method === place).length;
     // The mean is over all seeds; where one is left out the others are drawn one by one.
@@ -62,7 +74,7 @@
     const edge = { ...base, x, line: { width: 0 }, hoverinfo: "skip" };
     return [
       { ...edge, y: shifted(-1) },
-      { ...edge, y: shifted(1), fill: "tonexty", fillcolor: rgba(method.colour, 0.16) },
+      { ...edge, y: shifted(1), fill: "tonexty", fillcolor: coloured(method.colour, 0.16) },
       { ...base, x, y: mean, line, customdata: std,
         hovertemplate: `${method.name}<br>%{y:.4g} ± %{customdata:.2g} at %{x:.4g}<extra></extra>` },
     ];
@@ -74,7 +86,7 @@
     return [{
       type: "scatter", mode: "markers", showlegend: false, y: [threshold()], cliponaxis: false,
       x: [marks[["epoch", "seconds", "cost"].indexOf(element("unit").value)]],
-      marker: { size: 11, color: isAll ? method.colour : colourOf("--paper"), line: { color: method.colour, width: 2 } },
+      marker: { size: 11, color: isAll ? strokeOf(method) : colourOf("--paper"), line: { color: strokeOf(method), width: 2 } },
       hovertemplate: `${method.name}: first reached at %{x:.4g} (${cells[0]} seeds)<extra></extra>`,
     }];
   }
@@ -93,7 +105,7 @@
     };
   }
 
-  const options = { responsive: true, displaylogo: false, modeBarButtons: [["toImage", "zoom2d", "pan2d", "resetScale2d"]] };
+  const options = { displaylogo: false, modeBarButtons: [["toImage", "zoom2d", "pan2d", "resetScale2d"]] };
   const isTouched = matchMedia("(pointer: coarse)").matches;
 
   function drawCurves() {
@@ -103,13 +115,16 @@
       .sort(([one], [other]) => Number(other.isDashed) - Number(one.isDashed));
     const traces = shown.flatMap(([method, place]) => tracesOf(method, place));
     const look = layout(names[element("unit").value], names[quantity], element("log").checked ? "log" : "linear");
-    if (element("log").checked) look.yaxis.dtick = spansDecades(traces) ? "D2" : "D1";
+    if (element("log").checked && spansDecades(traces)) look.yaxis.dtick = "D2";
     if (isLoss) {
       traces.push(...shown.flatMap(([method, place]) => markerOf(method, place)));
       look.shapes = [{ type: "line", xref: "paper", x0: 0, x1: 1, y0: threshold(), y1: threshold(),
                        line: { color: colourOf("--soft"), width: 1, dash: "dot" } }];
     }
+    element("chart").setAttribute("aria-label", `${names[quantity]} against ${names[element("unit").value]}, for the chosen `
+      + "optimizers; the table below has the numbers");
     Plotly.react("chart", traces, look, options);
+    keepView();
   }
 
   function spansDecades(traces) {
@@ -121,7 +136,7 @@
     const spectra = state.setting.spectra.filter((one) => one.method === Number(element("watched").value));
     const traces = spectra.flatMap((one) => one.series.map((series) => ({
       type: "scatter", mode: "lines", showlegend: false, x: series.epoch, y: series.value,
-      line: { color: series.isCaptured ? eigenColour(series.index) : "#8b949e", width: 1.8 },
+      line: { color: coloured(series.isCaptured ? eigenColour(series.index) : "#8b949e"), width: 1.8 },
       hovertemplate: `λ${series.index}, seed ${one.seed}<br>%{y:.4g} at epoch %{x:.4g}<extra></extra>`,
     })));
     const look = layout("epochs", "eigenvalue", "linear");
@@ -135,9 +150,10 @@
       traces.push({ type: "scatter", mode: "markers", x: [0], y: [edge], marker: { opacity: 0 }, showlegend: false, hoverinfo: "skip" });
     }
     Plotly.react("spectrum", traces, look, options);
+    keepView();
   }
 
-  const eigenColour = (index) => ["#c2185b", "#e07a1f", "#8e44ad", "#2e8b57", "#1f77b4"][(index - 1) % 5];
+  const eigenColour = (index) => ["#c2185b", "#be8a1c", "#8b0afc", "#00a856", "#00287b"][(index - 1) % 5];
 
   function setLevel(level) {
     state.level = level;
@@ -148,6 +164,10 @@
     element("said").textContent = !state.setting.isDeclared ? "For this task no threshold was declared before the runs."
       : level === state.setting.declared ? `${loss} follows from a rule declared before the runs.`
       : `Not the declared threshold, which is ${declared}.`;
+    redraw();
+  }
+
+  function redraw() {
     drawCurves();
     drawTimes();
   }
@@ -166,7 +186,7 @@
       input.type = "checkbox";
       input.checked = chosen.has(value);
       input.value = value;
-      input.addEventListener("change", () => { chosen[input.checked ? "add" : "delete"](value); drawCurves(); drawTimes(); });
+      input.addEventListener("change", () => { chosen[input.checked ? "add" : "delete"](value); redraw(); });
       label.append(input, ...(mark ? [mark] : []), text);
       box.append(label);
     });
@@ -181,20 +201,54 @@
     chips("methods", state.setting.methods.map((method, value) => ({ value, text: method.name, mark: swatch(method) })), state.methods);
   }
 
-  function choose(place) {
+  // What is asked for by name in a link, and otherwise what the page opens with.
+  function choose(place, asked = new URLSearchParams()) {
     state.setting = data.settings[place];
     const seeds = [...new Set(state.setting.runs.map((run) => run.seed))].sort((a, b) => a - b);
-    state.seeds = new Set(seeds);
-    chooseMethods((method) => method.isOn);
+    const named = (name, otherwise) => {
+      const found = state.setting.methods.findIndex((method) => method.label === asked.get(name));
+      return found < 0 ? otherwise : found;
+    };
+    state.seeds = new Set(asked.has("seed") ? asked.getAll("seed").map(Number) : seeds);
+    chooseMethods((method) => (asked.has("method") ? asked.getAll("method").includes(method.label) : method.isOn));
     chips("seeds", seeds.map((value) => ({ value, text: String(value) })), state.seeds);
-    fill("baseline", state.setting.methods.map((method, at) => [at, method.name]), state.setting.baseline);
+    fill("baseline", state.setting.methods.map((method, at) => [at, method.name]), named("speedup", state.setting.baseline));
     const watched = [...new Set(state.setting.spectra.map((one) => one.method))].sort((a, b) => a - b);
     const curved = watched.find((at) => state.setting.spectra.some((one) => one.method === at && one.series.some((s) => s.isCaptured)));
-    fill("watched", watched.map((at) => [at, state.setting.methods[at].name]), curved);
+    fill("watched", watched.map((at) => [at, state.setting.methods[at].name]), named("watched", curved));
     element("curvature").hidden = !watched.length;
     element("slider").max = state.setting.levels.length - 1;
-    setLevel(state.setting.declared);
+    setLevel(Number(asked.get("threshold")) > 0 ? nearest(Number(asked.get("threshold"))) : state.setting.declared);
     if (watched.length) drawSpectrum();
+  }
+
+  const taskOf = (setting) => `${setting.suite}/${setting.task}`;
+
+  // The address always names what is shown, so that it can be sent to somebody.
+  function keepView() {
+    const { setting } = state, label = (id) => setting.methods[Number(element(id).value)]?.label ?? "";
+    const chosen = new URLSearchParams({ task: taskOf(setting), threshold: threshold(), speedup: label("baseline") });
+    ["quantity", "unit"].forEach((id) => chosen.set(id, element(id).value));
+    ["log", "single"].forEach((id) => chosen.set(id, Number(element(id).checked)));
+    if (setting.spectra.length) chosen.set("watched", label("watched"));
+    [...state.methods].forEach((place) => chosen.append("method", setting.methods[place].label));
+    if (!state.methods.size) chosen.set("method", "");
+    [...state.seeds].forEach((seed) => chosen.append("seed", seed));
+    element("link").href = `#${chosen}`;
+    // Not at every stop of a slider under way: browsers allow so many changes of the address and no more.
+    clearTimeout(state.keeping);
+    state.keeping = setTimeout(() => history.replaceState(null, "", element("link").hash), 200);
+  }
+
+  function restoreView(view) {
+    const asked = new URLSearchParams(view.slice(1));
+    const place = data.settings.findIndex((setting) => taskOf(setting) === asked.get("task"));
+    if (place < 0) return false;
+    element("setting").value = place;
+    ["quantity", "unit"].forEach((id) => { if (element(id).querySelector(`[value="${CSS.escape(asked.get(id))}"]`)) element(id).value = asked.get(id); });
+    ["log", "single"].forEach((id) => { if (asked.has(id)) element(id).checked = asked.get(id) === "1"; });
+    choose(place, asked);
+    return true;
   }
 
   function start() {
@@ -207,14 +261,16 @@
     element("slider").addEventListener("input", (event) => setLevel(Number(event.target.value)));
     element("threshold").addEventListener("change", (event) => { if (Number(event.target.value) > 0) setLevel(nearest(Number(event.target.value))); });
     element("declared").addEventListener("click", () => setLevel(state.setting.declared));
-    const redraw = () => { drawCurves(); drawTimes(); };
     element("all").addEventListener("click", () => { chooseMethods(() => true); redraw(); });
     element("none").addEventListener("click", () => { chooseMethods(() => false); redraw(); });
     // Paper cannot be clicked: everything that is folded is printed, and folded again afterwards.
     addEventListener("beforeprint", () => document.querySelectorAll("details:not([open])").forEach((one) => { one.open = true; one.dataset.printed = ""; }));
     addEventListener("afterprint", () => document.querySelectorAll("details[data-printed]").forEach((one) => { one.open = false; delete one.dataset.printed; }));
-    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => choose(Number(element("setting").value)));
-    choose(0);
+    darkness.addEventListener("change", () => restoreView(element("link").hash));
+    addEventListener("hashchange", () => restoreView(location.hash));
+    const resized = new ResizeObserver((entries) => entries.forEach(({ target }) => { if (target.data) Plotly.Plots.resize(target); }));
+    ["chart", "spectrum"].forEach((id) => resized.observe(element(id)));
+    restoreView(location.hash) || choose(0);
   }
 
   start();

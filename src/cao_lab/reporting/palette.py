@@ -1,4 +1,7 @@
-"""Which colour and dash a method has: the same in every figure and on the page."""
+"""Which colour and dash a method has: the same in every figure and on the page.
+
+Solid colours were chosen so that the colour-blind can tell them apart, and a test holds them to it.
+"""
 
 from dataclasses import dataclass
 
@@ -6,10 +9,10 @@ from pandas import DataFrame
 
 from cao_lab.facts import METHODS
 
-CURVED = ("#c2185b", "#e64a19", "#7b1fa2", "#f39c12", "#8d6e63", "#ad1457")
+CURVED = ("#c2185b", "#be8a1c", "#8b0afc", "#792000")
 """Warm colours for CAO with curvature, by rank and variant."""
 PLAIN = {name: info.colour for name, info in METHODS.items() if info.colour is not None}
-OTHERS = ("#607d8b", "#827717", "#00695c", "#3949ab", "#558b2f", "#455a64")
+OTHERS = ("#ef7bd9", "#b8aab2", "#310508", "#020336")
 CONTROLS = ("#6b7280", "#9c6ade", "#3f8f8a", "#a16207", "#94a3b8", "#7c8a3a")
 """Controls are dashed: they hold the rate and leave the curvature out, or take a wrong one."""
 

@@ -14,6 +14,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webdriver import WebDriver
 from selenium.webdriver.support.select import Select
+from selenium.webdriver.support.wait import WebDriverWait
 from synthetic_logs import ADAM, CAO, SGD, Run, decay, write_run, write_suite
 
 from cao_lab.protocol import PRODUCT_PRICE
@@ -28,6 +29,7 @@ from cao_lab.reporting.tables import make_tables
 FLAGS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
     "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage", "--window-size=1280,1000",
+    "--force-prefers-reduced-motion",
 )  # fmt: skip
 TASK = "digits-mlp"
 
@@ -233,11 +235,86 @@ def test_axes_follow_the_choices(browser: WebDriver) -> None:
     assert axes(browser) == ["seconds of training", "test accuracy", "linear"]
 
 
-@pytest.mark.parametrize("width", [390, 768, 1280])
-def test_nothing_scrolls_sideways(browser: WebDriver, width: int) -> None:
+VIEW = {"quantity": "test_loss", "unit": "seconds", "baseline": "2", "watched": "2"}
+
+
+def view_of(browser: WebDriver) -> dict[str, object]:
+    script = "const value = one => one.type === 'checkbox' ? one.checked : one.value;"
+    script += "const all = names => [...document.querySelectorAll(names)].map(value);"
+    script += "return all('.controls select, .controls input, #threshold').concat(all('.chips input'))"
+    return {"controls": browser.execute_script(script), "axes": axes(browser), "cells": cells(browser)}
+
+
+def test_a_link_keeps_the_chosen_view(browser: WebDriver) -> None:
+    for name, value in VIEW.items():
+        Select(browser.find_element(By.ID, name)).select_by_value(value)
+    browser.find_element(By.CSS_SELECTOR, "#methods input").click()
+    browser.find_elements(By.CSS_SELECTOR, "#seeds input")[1].click()
+    browser.find_element(By.ID, "slider").send_keys(Keys.PAGE_DOWN)
+    chosen, address = view_of(browser), str(browser.find_element(By.ID, "link").get_attribute("href"))
+    WebDriverWait(browser, 10).until(lambda found: found.current_url == address)
+    browser.get("about:blank")
+    browser.get(address)
+    assert view_of(browser) == chosen
+    browser.execute_script("location.hash = arguments[0]", "#task=demo/digits-mlp")
+    WebDriverWait(browser, 10).until(lambda _: threshold_of(browser) == 0.1)
+    assert cells(browser).keys() == {"adam", "cao-rank1", "cao-rank3", "lbfgs", "sgd", "sgd-lr1"}
+
+
+def test_going_dark_changes_the_colours_and_not_the_view(browser: WebDriver) -> None:
+    ink = "return document.getElementById('chart').data.map(trace => trace.line && trace.line.color)"
+    browser.find_element(By.CSS_SELECTOR, "#methods input").send_keys(Keys.SPACE)
+    browser.execute_script("location.hash = 'audit'")
+    before, colours = view_of(browser), browser.execute_script(ink)
+    emulate = "Emulation.setEmulatedMedia"
+    browser.execute_cdp_cmd(emulate, {"features": [{"name": "prefers-color-scheme", "value": "dark"}]})
+    WebDriverWait(browser, 10).until(lambda found: found.execute_script(ink) != colours)
+    assert view_of(browser) == before
+    browser.execute_cdp_cmd(emulate, {"features": [{"name": "prefers-color-scheme", "value": "light"}]})
+    browser.find_element(By.CSS_SELECTOR, "#methods input").send_keys(Keys.SPACE)
+
+
+def test_every_control_is_reached_by_the_tab_key(browser: WebDriver) -> None:
+    browser.find_element(By.ID, "setting").send_keys("")
+    wanted = {
+        "setting",
+        "quantity",
+        "unit",
+        "log",
+        "single",
+        "link",
+        "all",
+        "none",
+        "slider",
+        "threshold",
+        "declared",
+        "baseline",
+    }
+    active = "return document.activeElement.id"
+    seen = {browser.execute_script("document.getElementById('setting').focus();" + active)}
+    for _ in range(40):
+        browser.switch_to.active_element.send_keys(Keys.TAB)
+        seen.add(browser.execute_script(active))
+    assert wanted <= seen
+
+
+@pytest.mark.parametrize("width", [1280, 768, 390])
+def test_a_window_that_is_narrowed_after_loading_cuts_nothing_off(browser: WebDriver, width: int) -> None:
     metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
     assert browser.execute_script("return document.documentElement.scrollWidth") <= width
+    # The chart hides what does not fit, so the drawing itself has to.
+    drawn = "return [...document.querySelectorAll('.chart .main-svg')].map(one => one.getBoundingClientRect().right)"
+    WebDriverWait(browser, 10).until(lambda found: max(found.execute_script(drawn)) <= width)
+    titles = (
+        "return ['xtitle', 'ytitle'].map(name => document.querySelector(`#chart .${name}`).getBoundingClientRect())"
+    )
+    table = "return document.getElementById('times').getBoundingClientRect().right"
+    assert browser.execute_script(table) <= width
+    for box in browser.execute_script(titles):
+        assert box["width"] > 0
+        assert box["left"] >= 0
+        assert box["right"] <= width
 
 
 def test_the_browser_has_nothing_to_complain_about(browser: WebDriver) -> None:

@@ -1,4 +1,5 @@
 import itertools
+import json
 import math
 import signal
 import subprocess
@@ -6,7 +7,9 @@ import sys
 import time
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from cao_lab.config import ConfigError, Execution, RunConfig
@@ -16,6 +19,7 @@ from cao_lab.optimizer_config import AdamConfig, CAOConfig, SGDConfig
 from cao_lab.runs.session import run
 from cao_lab.runs.stopping import StopRequest
 from cao_lab.suites import SUITES, find_suite, rounds_of, runner
+from cao_lab.suites.demo import CONDITIONING
 from cao_lab.suites.estimate import Measured, duration, list_runs, run_seconds
 from cao_lab.suites.launch import LocalProcesses, from_json, to_json
 from cao_lab.suites.mini import MINI, MINI_SENSITIVITY
@@ -131,6 +135,18 @@ def test_gradient_descent_and_cao_are_tuned_over_the_same_effective_rates(suite,
     assert len(rates) == methods
     first, *others = rates.values()
     assert all(own == pytest.approx(first, rel=0.01) for own in others)
+
+
+def test_the_demonstration_takes_the_rates_that_the_logs_show_to_be_the_best():
+    for name in ("adam", "sgd"):
+        shown = next(c for c in CONDITIONING if c.optimizer.name == name)
+        folder = Path(__file__).parents[3] / "logs/ill-conditioned" / shown.task
+        losses = {}
+        for path in folder.glob(f"{name}-*/seed0/epochs.csv"):
+            lr = json.loads(path.with_name("run.json").read_text())["config"]["optimizer"]["lr"]
+            losses[lr] = float(pd.read_csv(path)["train_loss"].iloc[-1])
+        assert len(losses) >= 5
+        assert shown.optimizer.lr == min(losses, key=lambda rate: losses[rate] if losses[rate] > 0 else math.inf)
 
 
 def test_mini_refreshes_once_an_epoch():

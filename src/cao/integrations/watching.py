@@ -1,0 +1,87 @@
+"""Watch an optimizer: what each refresh found, and what it cost."""
+
+import math
+from collections.abc import Callable
+from time import perf_counter
+from typing import NamedTuple
+
+from torch import Tensor
+
+from cao.optimizer import CAO
+from cao.sources import Source
+
+
+class Refreshed(NamedTuple):
+    """What an optimizer knows after an attempt to refresh its sketch."""
+
+    step: int
+    """Steps taken before it."""
+    sharpness: float
+    """The largest |λ| in the sketch; not a number before the first successful refresh."""
+    rank: int
+    """Eigenpairs in the sketch."""
+    damping: float
+    refreshes: int
+    """Successful refreshes so far."""
+    hessian_products: int
+    seconds: float
+    """Time spent in this refresh."""
+    total_seconds: float
+    """Time spent in refreshes since watching began."""
+
+
+class Watch:
+    """Calls a function after every attempt to refresh; `remove` ends it.
+
+    The optimizer's own `refresh` is replaced by one that is timed. Copies and pickles of the optimizer are not watched.
+    """
+
+    def __init__(self, optimizer: CAO, tell: Callable[[Refreshed], object] | None = None) -> None:
+        if not isinstance(optimizer, CAO):
+            raise TypeError(f"a watch needs the CAO itself, got {type(optimizer).__name__}")
+        self.optimizer, self.tell = optimizer, tell
+        self.latest: Refreshed | None = None
+        self._refresh, self._total_seconds = optimizer.refresh, 0.0
+        optimizer.refresh = self._timed_refresh  # type: ignore[method-assign]
+
+    def remove(self) -> None:
+        """Stop watching."""
+        self.optimizer.refresh = self._refresh  # type: ignore[method-assign]
+
+    def _timed_refresh(self, source: Source, *, scale: float | Tensor = 1.0) -> bool:
+        start = perf_counter()
+        # It ends by reading the eigenvalues, so that a GPU is done by then.
+        is_new = self._refresh(source, scale=scale)
+        seconds = perf_counter() - start
+        self._total_seconds += seconds
+        self.latest = refreshed(self.optimizer, seconds, self._total_seconds)
+        if self.tell is not None:
+            self.tell(self.latest)
+        return is_new
+
+
+def watch(optimizer: CAO, tell: Callable[[Refreshed], object]) -> Watch:
+    """Call `tell` after every attempt to refresh: `watch(optimizer, print)`."""
+    return Watch(optimizer, tell)
+
+
+def refreshed(optimizer: CAO, seconds: float, total_seconds: float) -> Refreshed:
+    """Return what the optimizer knows now."""
+    sketch, counters = optimizer.sketch, optimizer.counters
+    return Refreshed(
+        step=counters.steps,
+        sharpness=max(map(abs, sketch.values)) if sketch else math.nan,
+        rank=len(sketch.values) if sketch else 0,
+        damping=sketch.damping if sketch else math.nan,
+        refreshes=counters.refreshes,
+        hessian_products=counters.hessian_products,
+        seconds=seconds,
+        total_seconds=total_seconds,
+    )
+
+
+def scalars(event: Refreshed | None) -> dict[str, float]:
+    """Return the numbers as loggers take them, `cao/sharpness` and so on; none before the first refresh."""
+    if event is None:
+        return {}
+    return {f"cao/{name}": float(value) for name, value in event._asdict().items() if name != "step"}
