@@ -37,9 +37,7 @@ def main(epochs: int, checkpoint: Path) -> None:
             loss.backward()
             optimizer.step()
         sharpness = optimizer.sketch.values[0] if optimizer.sketch else float("nan")
-        print(
-            f"epoch {epoch + 1}: loss {loss.item():.3f}, sharpness {sharpness:.1f}, captured {optimizer.captured}"
-        )
+        print(f"epoch {epoch + 1}: loss {loss.item():.3f}, sharpness {sharpness:.1f}, captured {optimizer.captured}")
         state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch + 1}
         torch.save(state, checkpoint)
 

@@ -14,6 +14,7 @@ from pandas import DataFrame
 
 from cao_lab.facts import PAPER_TASK, SEARCHING, SUITES, suites_of
 from cao_lab.log.solves import SolveRun
+from cao_lab.log.sweeps import read_sweeps
 from cao_lab.protocol import EARLY_SHARE
 from cao_lab.reporting.claims import audit
 from cao_lab.reporting.eigenvalue_figure import eigenvalue_figure
@@ -28,6 +29,7 @@ from cao_lab.reporting.figures import (
 from cao_lab.reporting.logreader import Logs, load_logs
 from cao_lab.reporting.page import page
 from cao_lab.reporting.rates import predicted_windows
+from cao_lab.reporting.robust import contests, contests_table, goals_table, rates_figure
 from cao_lab.reporting.scientific import load_solves
 from cao_lab.reporting.scientific_figures import loss_figure
 from cao_lab.reporting.scientific_tables import solver_tables
@@ -57,8 +59,12 @@ def write_report(logs: Path, out: Path) -> Path:
     found = settings(read)
     solves = load_solves(logs, missing := list(read.missing))
     read = replace(read, missing=tuple(missing))
+    swept = [contest for suite in suites_of(["rates"]) for contest in contests(read_sweeps(logs / suite))]
     jobs = [*figure_jobs(read, found), *solver_figure_jobs(solves)]
     tables, verdicts = [*make_tables(read, found), *solver_tables(solves)], audit(found)
+    if swept:
+        jobs.append(FigureJob("robust/loss-by-rate", partial(rates_figure, swept)))
+        tables += [goals_table(swept), contests_table(swept)]
     out.mkdir(parents=True, exist_ok=True)
     write_figures(jobs, out / "figures")
     for table in tables:

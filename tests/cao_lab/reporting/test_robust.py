@@ -1,0 +1,73 @@
+"""The numbers of the suite robust, on logs whose answers are known."""
+
+import math
+
+import pytest
+
+from cao_lab.log.sweeps import Sweep, SweepRecord
+from cao_lab.reporting.robust import contests, contests_table, goals_table, rates_figure
+
+RATES = (0.1, 1.0, 10.0)
+
+
+def run(method, lr, losses, seconds):
+    return [SweepRecord(method, lr, step, loss, seconds, 0, 0) for step, loss in enumerate(losses)]
+
+
+def sweep(seed, ours, theirs, problem="mlp", kind="full"):
+    """Return a sweep with the given losses for each rate, of CAO and of SGD."""
+    records = [
+        record
+        for method, curves, seconds in (("cao", ours, 3.0), ("sgd", theirs, 2.0))
+        for lr, losses in zip(RATES, curves, strict=True)
+        for record in run(method, lr, losses, seconds)
+    ]
+    return Sweep(problem, kind, 2, seed, tuple(records))
+
+
+@pytest.fixture
+def contest():
+    theirs = [(4.0, 3.0, 2.0), (4.0, 2.0, 1.0), (4.0, 40.0, math.nan)]
+    ours = [(4.0, 3.0, 2.0), (4.0, 1.0, 0.5), (4.0, 2.0, 1.05)]
+    (found,) = contests([sweep(1, ours, theirs), sweep(2, ours, theirs)])
+    return found
+
+
+def test_the_base_at_its_best_rate_is_the_measure(contest):
+    assert contest.best.lr == 1.0
+    assert contest.loss_ratio == pytest.approx(0.5)
+    assert contest.time_ratio == pytest.approx(1.5)
+
+
+def test_a_rate_works_within_ten_percent_of_the_bases_best(contest):
+    assert contest.works(contest.base) == 1
+    assert contest.works(contest.ours) == 2
+    assert contest.width_ratio == 2
+
+
+def test_steps_are_counted_to_the_bases_best_loss(contest):
+    assert contest.step_ratio == pytest.approx(1 / 2)
+
+
+def test_a_run_above_its_first_loss_or_without_a_number_has_diverged(contest):
+    assert [rate.diverged for rate in contest.base] == [0, 0, 2]
+    assert contest.base[-1].final == math.inf
+
+
+def test_one_seed_that_diverges_spoils_its_rate():
+    good, bad = (4.0, 2.0, 1.0), (4.0, 5.0, 6.0)
+    (found,) = contests([sweep(1, [good] * 3, [good] * 3), sweep(2, [good, good, bad], [good] * 3)])
+    assert [rate.diverged for rate in found.ours] == [0, 0, 1]
+    assert found.width_ratio == pytest.approx(2 / 3)
+
+
+def test_the_tables_have_every_goal_and_every_problem_and_the_figure_a_panel_each(contest):
+    small = contests([sweep(1, [(4.0, 2.0, 1.0)] * 3, [(4.0, 2.0, 1.0)] * 3, "lstm", "mini")])
+    goals = goals_table([contest, *small])
+    assert list(goals.cells["measured"]) == ["1", "0.75", "1.5", "1", "0", "0.5", "1.5"]
+    assert list(goals.cells["reached"]) == ["yes", "yes", "no", "yes", "yes", "yes", "no"]
+    assert list(contests_table([contest, *small]).cells["problem"]) == ["mlp", "lstm"]
+    assert [axes.get_title() for axes in rates_figure([contest, *small]).axes] == [
+        "mlp (full batch)",
+        "lstm (mini batch)",
+    ]
