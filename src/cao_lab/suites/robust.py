@@ -17,6 +17,7 @@ The rules, fixed before the runs that they judge:
 - Time: processor time of all steps at the base's best rate, CAO's over the base's.
 """
 
+import os
 from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from multiprocessing import get_context
@@ -48,7 +49,7 @@ def run_robust(execution: Execution, jobs: int) -> int:
         tqdm(total=len(sweeps), unit="sweep", disable=None) as bar,
     ):
         waiting: dict[Future[None], str] = {
-            pool.submit(work, problem, seed, folder, execution.data_dir): f"{problem.name} seed {seed}"
+            pool.submit(work, problem, seed, folder, execution.data_dir, os.getpid()): f"{problem.name} seed {seed}"
             for problem, seed in sweeps
         }
         while waiting:
@@ -72,10 +73,11 @@ def unfinished(folder: Path) -> Sequence[tuple[Problem, int]]:
     ]
 
 
-def work(problem: Problem, seed: int, folder: Path, data: Path | None) -> None:
-    """Carry out one sweep in this process."""
+def work(problem: Problem, seed: int, folder: Path, data: Path | None, parent: int) -> None:
+    """Carry out one sweep in this process, as long as the one that asked for it is there."""
     for _ in carry_out(problem, seed, folder, data):
-        pass
+        if os.getppid() != parent:
+            return
 
 
 def list_robust(execution: Execution) -> list[str]:
