@@ -1,5 +1,6 @@
 """Eigensolvers for an operator known only by its products: subspace iteration and block Lanczos, each a value."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -207,3 +208,7 @@ def remove_components(columns: Float[Tensor, "n b"], rows: Float[Tensor, "m n"])
         columns.addmm_(rows.T, coefficients, alpha=-1)
         taken += coefficients
     return taken
+
+
+SOLVERS: dict[str, Callable[[int, float | None], Solver]] = {"subspace": SubspaceIteration, "lanczos": Lanczos}
+"""The words that stand for solvers."""

@@ -9,13 +9,13 @@ from typing import Any, TypeGuard, get_args
 import torch
 from torch import Tensor
 
-from cao.eigensolvers import Solver
+from cao.eigensolvers import SOLVERS, Solver
 from cao.flat import FlatParams
 from cao.metric import AdamMetric
-from cao.policies.damping import AtTheEdge, Damping
-from cao.policies.rank import Rank
-from cao.policies.refresh import Refresh
-from cao.policies.shorthands import DAMPINGS, RANKS, REFRESHES, SOLVERS, damping_policy
+from cao.policies.damping import DAMPINGS, AtTheEdge, Damping
+from cao.policies.rank import RANKS, Rank
+from cao.policies.refresh import REFRESHES, Refresh
+from cao.policies.shorthands import damping_policy
 from cao.preconditioner import NegativeCurvature, Scaling
 
 # What the groups of one optimizer share, because there is one sketch over all of them.
@@ -33,9 +33,13 @@ def check_settings(settings: dict[str, Any]) -> None:
     tolerance, limit = settings["tolerance"], settings["max_update_norm"]
     for name, is_fine, wanted in (
         ("lr", is_number(settings["lr"]) and settings["lr"] >= 0, "a finite nonnegative number"),
-        ("rank", is_policy(rank, Rank, RANKS) or is_whole(rank), 'a nonnegative whole number or "auto"'),
-        ("refresh_every", is_policy(refresh, Refresh, REFRESHES) or is_count(refresh), 'at least 1, or "auto"'),
-        ("damping", is_policy(damping, Damping, DAMPINGS) or is_positive(damping), 'positive, "edge" or "auto"'),
+        ("rank", is_policy(rank, Rank, RANKS) or is_whole(rank), f"a nonnegative whole number or {words(RANKS)}"),
+        (
+            "refresh_every",
+            is_policy(refresh, Refresh, REFRESHES) or is_count(refresh),
+            f"at least 1, or {words(REFRESHES)}",
+        ),
+        ("damping", is_policy(damping, Damping, DAMPINGS) or is_positive(damping), f"positive, {words(DAMPINGS)}"),
         ("power_iterations", is_whole(settings["power_iterations"]), "a nonnegative whole number"),
         ("tolerance", tolerance is None or is_positive(tolerance), "positive or None"),
         ("max_update_norm", limit is None or is_positive(limit), "positive or None"),
@@ -45,7 +49,7 @@ def check_settings(settings: dict[str, Any]) -> None:
         ("weight_decay", is_number(settings["weight_decay"]) and settings["weight_decay"] >= 0, "a nonnegative number"),
         ("warmup_steps", is_whole(settings["warmup_steps"]), "a nonnegative whole number"),
         ("seed", isinstance(settings["seed"], Integral), "a whole number"),
-        ("eigensolver", solver is None or is_policy(solver, Solver, SOLVERS), "one of subspace, lanczos"),
+        ("eigensolver", solver is None or is_policy(solver, Solver, SOLVERS), words(SOLVERS)),
         *(
             (
                 name,
@@ -94,6 +98,11 @@ def check_together(what: str, settings: dict[str, Any], **allowed: tuple[Any, ..
             named = [value for value in values if value is not None] or [None]
             wanted = " or ".join(f'"{value}"' if isinstance(value, str) else repr(value) for value in named)
             raise ValueError(f"{what} needs {name} to be {wanted}, got {settings[name]!r}")
+
+
+def words(rules: Mapping[str, Any]) -> str:
+    """Return the words for rules as a message names them."""
+    return " or ".join(f'"{word}"' for word in rules)
 
 
 def is_policy(value: object, protocol: type, words: Mapping[str, Any]) -> bool:

@@ -33,7 +33,7 @@ def params(*sizes: int) -> list[Tensor]:
         ({"warmup_steps": -1}, r"warmup_steps must be a nonnegative whole number, got -1"),
         ({"warmup_steps": 2.5}, r"warmup_steps must be a nonnegative whole number, got 2.5"),
         ({"seed": None}, r"seed must be a whole number, got None"),
-        ({"eigensolver": "power"}, r"eigensolver must be one of subspace, lanczos, got 'power'"),
+        ({"eigensolver": "power"}, r"eigensolver must be \"subspace\" or \"lanczos\", got 'power'"),
         ({"negative_curvature": "abs"}, r"negative_curvature must be one of magnitude, clip, signed, got 'abs'"),
         ({"scaling": "none"}, r"scaling must be one of inverse-damping, unit, got 'none'"),
     ],

@@ -188,3 +188,7 @@ class FromSpectrum:
         found = solve(Deflated(operator, vectors), start, overwrite_start=True)
         # A Ritz value may fall short of the eigenvalue it stands for by its residual.
         return float(found.values.abs()[0] + found.residuals[0]), found.products
+
+
+DAMPINGS: dict[str, Damping] = {"edge": AtTheEdge(), "auto": FromSpectrum()}
+"""The words that stand for rules."""

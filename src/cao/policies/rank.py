@@ -71,3 +71,7 @@ class ByNeed:
         """Return a block Lanczos method of the given number of products, which finds one direction more than needed."""
         blocks = max(2, self.products // columns)
         return Lanczos(blocks - 1, which="algebraic", count=min(self.largest + 1, blocks * columns))
+
+
+RANKS: dict[str, Rank] = {"auto": ByNeed()}
+"""The words that stand for rules."""

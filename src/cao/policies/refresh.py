@@ -157,3 +157,7 @@ class OnDrift:
     def is_overdue(self, track: Track) -> bool:
         """Whether nobody has looked for twice the longest interval."""
         return track.steps - track.looked_at >= 2 * self.longest and self.is_due(track)
+
+
+REFRESHES: dict[str, Refresh] = {"auto": OnDrift()}
+"""The words that stand for rules."""

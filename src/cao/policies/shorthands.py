@@ -1,24 +1,22 @@
 """The words and numbers that stand for rules, and how a state dict names rules."""
 
-from dataclasses import asdict
+from dataclasses import asdict, is_dataclass
 from typing import Any
 
-from cao.eigensolvers import Lanczos, Solver, SubspaceIteration
-from cao.metric import AdamMetric
-from cao.policies.damping import AtTheEdge, Damping, Fixed, FromSpectrum
-from cao.policies.rank import ByNeed, Exactly, Rank
-from cao.policies.refresh import Every, OnDrift, Refresh
+from cao import eigensolvers, metric
+from cao.eigensolvers import SOLVERS, Solver
+from cao.policies import damping, rank, refresh
+from cao.policies.damping import DAMPINGS, Damping, Fixed
+from cao.policies.rank import RANKS, Exactly, Rank
+from cao.policies.refresh import REFRESHES, Every, Refresh
 
-DAMPINGS: dict[str, Damping] = {"edge": AtTheEdge(), "auto": FromSpectrum()}
-RANKS: dict[str, Rank] = {"auto": ByNeed()}
-REFRESHES: dict[str, Refresh] = {"auto": OnDrift()}
-SOLVERS = {"subspace": SubspaceIteration, "lanczos": Lanczos}
-
-SAVED = {
-    cls.__name__: cls
-    for cls in (Fixed, AtTheEdge, FromSpectrum, Exactly, ByNeed, Every, OnDrift, SubspaceIteration, Lanczos, AdamMetric)
+SAVED: dict[str, Any] = {
+    name: each
+    for module in (damping, rank, refresh, eigensolvers, metric)
+    for name, each in vars(module).items()
+    if is_dataclass(each) and isinstance(each, type) and each.__module__ == module.__name__
 }
-"""What a state dict can name; a policy of a user's own is not saved, and stays as it was constructed."""
+"""What a state dict can name: all rules of ours. One of a user's own is not saved, and stays as it was constructed."""
 
 
 def damping_policy(setting: float | str | Damping) -> Damping:
