@@ -204,6 +204,7 @@ json_values = st.recursive(
 WHOLE = config_to_dict(RunConfig(CAOConfig()))
 
 
+@settings(deadline=None)
 @given(name=st.sampled_from([*WHOLE, "nonsense"]), value=json_values, within_optimizer=st.booleans())
 def test_a_config_is_read_or_refused(name, value, within_optimizer):
     data = {**WHOLE, "optimizer": {**WHOLE["optimizer"], name: value}} if within_optimizer else {**WHOLE, name: value}
@@ -211,6 +212,7 @@ def test_a_config_is_read_or_refused(name, value, within_optimizer):
         assert isinstance(config_from_dict(data), RunConfig)
 
 
+@settings(deadline=None)
 @given(content=st.binary(max_size=60) | json_values.map(lambda value: json.dumps(value).encode()))
 def test_a_header_is_read_or_refused(content):
     Path("run.json").write_bytes(content)
@@ -232,6 +234,7 @@ def test_a_header_that_no_run_wrote_is_refused_by_every_command_in_one_line(text
     os.removedirs(folder.parent)
 
 
+@settings(deadline=None)
 @given(content=st.binary(max_size=80), rows=st.integers(0, 3))
 def test_rows_are_cut_back_or_the_file_is_refused_untouched(content, rows):
     file = RowFile(Path("epochs.csv"), EpochRecord)
@@ -245,6 +248,7 @@ def test_rows_are_cut_back_or_the_file_is_refused_untouched(content, rows):
         assert file.path.read_bytes().count(b"\n") == (rows + 1 if rows else 0)
 
 
+@settings(deadline=None)
 @given(content=st.binary(max_size=80))
 def test_a_checkpoint_of_arbitrary_bytes_is_passed_over(content):
     Path("checkpoint.pt").write_bytes(content)

@@ -29,9 +29,13 @@ def product_prices(epochs: DataFrame, bench: DataFrame) -> dict[str, float]:
     That of its own runs if they tell it, for a product on a linear model is far cheaper than on a ResNet; else that of
     `cao bench`, else an assumption.
     """
+    return usual_prices(bench) | own_prices(epochs)
+
+
+def usual_prices(bench: DataFrame) -> dict[str, float]:
+    """Return the cost of a curvature product on the network of `cao bench`: measured if there, else assumed."""
     measured = {} if bench.empty else dict(zip(bench["name"], bench["value"], strict=True))
-    usual = {kind: float(measured.get(row, PRODUCT_PRICE[kind])) for kind, row in PRODUCT_PRICE_ROW.items()}
-    return usual | own_prices(epochs)
+    return {kind: float(measured.get(row, PRODUCT_PRICE[kind])) for kind, row in PRODUCT_PRICE_ROW.items()}
 
 
 def own_prices(epochs: DataFrame) -> dict[str, float]:

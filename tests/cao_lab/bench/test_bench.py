@@ -8,7 +8,7 @@ from torch import nn
 
 from cao_lab.bench import run
 from cao_lab.bench.sizes import FULL, QUICK, Sizes
-from cao_lab.reporting.analysis import product_prices
+from cao_lab.reporting.analysis import usual_prices
 
 TOY = Sizes(
     width=2, wide=None, batch=8, parts=2, step_width=0, small_tensors=10,
@@ -80,7 +80,7 @@ def test_every_question_of_the_issue_has_its_row(rows, name, target):
 
 
 def test_the_report_finds_the_price_of_a_product(rows):
-    prices = product_prices(pd.DataFrame(list(rows.values())))
+    prices = usual_prices(pd.DataFrame(list(rows.values())))
     assert prices["hessian"] == rows["hessian_product_per_gradient"]["value"]
     assert prices["gauss-newton"] == rows["gauss_newton_product_per_gradient"]["value"]
 
