@@ -33,7 +33,8 @@ class Refreshed(NamedTuple):
 class Watch:
     """Calls a function after every attempt to refresh; `remove` ends it.
 
-    The optimizer's own `refresh` is replaced by one that is timed. Copies and pickles of the optimizer are not watched.
+    The optimizer's own way to refresh is replaced by one that is timed. Copies and pickles of the optimizer are not
+    watched.
     """
 
     def __init__(self, optimizer: CAO, tell: Callable[[Refreshed], object] | None = None) -> None:
@@ -41,19 +42,21 @@ class Watch:
             raise TypeError(f"a watch needs the CAO itself, got {type(optimizer).__name__}")
         self.optimizer, self.tell = optimizer, tell
         self.latest: Refreshed | None = None
-        self._refresh, self._total_seconds = optimizer.refresh, 0.0
-        optimizer.refresh = self._timed_refresh  # type: ignore[method-assign]
+        self._refresh, self._total_seconds = optimizer._refresh, 0.0
+        optimizer._refresh = self._timed_refresh  # type: ignore[method-assign]
 
     def remove(self) -> None:
         """Stop watching."""
-        self.optimizer.refresh = self._refresh  # type: ignore[method-assign]
+        self.optimizer._refresh = self._refresh  # type: ignore[method-assign]
 
-    def _timed_refresh(self, source: Source, *, scale: float | Tensor = 1.0) -> bool:
-        start = perf_counter()
-        # It ends by reading the eigenvalues, so that a GPU is done by then.
-        is_new = self._refresh(source, scale=scale)
+    def _timed_refresh(self, source: Source, scale: float | Tensor, *, is_asked: bool) -> bool:
+        before, start = self.optimizer.counters, perf_counter()
+        # It ends by reading numbers from the device, so that a GPU is done by then.
+        is_new = self._refresh(source, scale, is_asked=is_asked)
         seconds = perf_counter() - start
         self._total_seconds += seconds
+        if not is_new and self.optimizer.counters.failed_refreshes == before.failed_refreshes:
+            return False  # Only a look, which found that the sketch still fits.
         self.latest = refreshed(self.optimizer, seconds, self._total_seconds)
         if self.tell is not None:
             self.tell(self.latest)

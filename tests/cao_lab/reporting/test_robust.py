@@ -67,7 +67,7 @@ def test_the_tables_have_every_goal_and_every_problem_and_the_figure_a_panel_eac
     assert list(goals.cells["measured"]) == ["1", "0.75", "1.5", "1", "0", "0.5", "1.5"]
     assert list(goals.cells["reached"]) == ["yes", "yes", "no", "yes", "yes", "yes", "no"]
     assert list(contests_table([contest, *small]).cells["problem"]) == ["mlp", "lstm"]
-    assert [axes.get_title() for axes in rates_figure([contest, *small]).axes] == [
+    assert [axes.get_title(loc="left") for axes in rates_figure([contest, *small]).axes] == [
         "mlp (full batch)",
         "lstm (mini batch)",
     ]
