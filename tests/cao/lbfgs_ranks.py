@@ -43,4 +43,5 @@ def run_rank(rank: int, directory: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{directory}/store", rank=rank, world_size=WORLD)
     torch.save(solve(points().chunk(WORLD)[rank]), f"{directory}/rank{rank}")
+    dist.barrier()  # A process that leaves first may abort the other.
     dist.destroy_process_group()

@@ -54,6 +54,7 @@ def run_rank(rank: int, directory: str) -> None:
             )
     ends["failure"], ends["buffers"] = failed_refresh(rank), buffers_around_a_refresh(rank)
     torch.save(ends, f"{directory}/rank{rank}")
+    dist.barrier()  # A process that leaves first may abort the other.
     dist.destroy_process_group()
 
 

@@ -6,10 +6,10 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, get_args
 
-from cao_lab.log.checks import count, number, one_line, wrong
-from cao_lab.log.records import Finite, LogError, Record
+from cao_lab.log.checks import count, folder_name, number, one_line, wrong
+from cao_lab.log.records import Finite, LogError, MemorySource, Record
 
 MOST_BYTES = 2**28
 """A larger file is no log, and would fill the memory."""
@@ -96,7 +96,7 @@ def flag(cell: str) -> bool:
 
 def memory_source(cell: str) -> str:
     """Return where memory was measured."""
-    if cell not in ("cuda", "process"):
+    if cell not in get_args(MemorySource):
         raise wrong("the source of memory", "cuda or process", cell)
     return cell
 
@@ -107,6 +107,7 @@ PARSERS: dict[Any, Callable[[str], Any]] = {
     Finite: lambda cell: number("a number", float(cell)),
     float | None: lambda cell: float(cell) if cell else None,
     bool: flag,
-    str: memory_source,
+    MemorySource: memory_source,
+    str: lambda cell: folder_name("a name", cell),
 }
 """How a cell is read, by the type of its column."""

@@ -13,6 +13,10 @@ Finite: TypeAlias = Annotated[float, "finite"]
 """A number that is never NaN or infinite, whatever becomes of the run."""
 
 
+MemorySource: TypeAlias = Literal["cuda", "process"]
+"""Where memory was measured."""
+
+
 class LogError(ValueError):
     """A log that cannot be used, and why, in one line."""
 
@@ -36,7 +40,7 @@ class EpochRecord:
     lr: Finite
     train_seconds: Finite
     peak_memory_mib: Finite
-    peak_memory_source: str
+    peak_memory_source: MemorySource
     gradient_evaluations: int
     hessian_products: int
     refreshes: int
@@ -69,7 +73,24 @@ class SolveRecord:
     error: float
 
 
-Record: TypeAlias = EpochRecord | RefreshRecord | SolveRecord
+@dataclass(frozen=True)
+class SweepRecord:
+    """One row of losses.csv: a run at a rate, after some steps."""
+
+    method: str
+    lr: Finite
+    step: int
+    loss: float
+    """Of the training set, or of a fixed part of it."""
+    seconds: Finite
+    """Processor time of all steps so far, evaluations not counted."""
+    products: int
+    """Products with the curvature so far."""
+    captured: int
+    """Directions that the last step made use of."""
+
+
+Record: TypeAlias = EpochRecord | RefreshRecord | SolveRecord | SweepRecord
 
 
 def columns(record: type[Record]) -> list[str]:

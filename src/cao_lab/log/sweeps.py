@@ -1,30 +1,13 @@
 """The log of a sweep over rates: sweep.json says what it was, losses.csv how each run went."""
 
-import csv
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from cao_lab.log.records import LogError
+from cao_lab.log.checks import count, folder_name, mapping, one_line
+from cao_lab.log.reading import UNREADABLE, read_json, read_rows, refused
+from cao_lab.log.records import LogError, SweepRecord
 
 HEADER, RECORDS = "sweep.json", "losses.csv"
-
-
-@dataclass(frozen=True)
-class SweepRecord:
-    """One row of losses.csv: a run at a rate, after some steps."""
-
-    method: str
-    lr: float
-    step: int
-    loss: float
-    """Of the training set, or of a fixed part of it."""
-    seconds: float
-    """Processor time of all steps so far, evaluations not counted."""
-    products: int
-    """Products with the curvature so far."""
-    captured: int
-    """Directions that the last step made use of."""
 
 
 @dataclass(frozen=True)
@@ -38,23 +21,29 @@ class Sweep:
     records: tuple[SweepRecord, ...]
 
 
-def read_sweeps(folder: Path) -> list[Sweep]:
-    """Return all sweeps below a folder that are whole."""
-    return [read_sweep(path.parent) for path in sorted(folder.glob(f"*/seed*/{HEADER}"))]
+def read_sweeps(folder: Path, missing: list[str]) -> list[Sweep]:
+    """Return all sweeps below a folder that are whole; a damaged one costs itself and a sentence."""
+    found = []
+    for path in sorted(folder.glob(f"*/seed*/{HEADER}")):
+        try:
+            found.append(read_sweep(path.parent))
+        except LogError as error:
+            name = path.parent.relative_to(folder.parent).as_posix()
+            missing.append(one_line(f"{name}: {error}, left out"))
+    return found
 
 
 def read_sweep(folder: Path) -> Sweep:
-    """Return the sweep in a folder."""
+    """Return the sweep in a folder, every value checked."""
+    records = read_rows(folder / RECORDS, SweepRecord).records
     try:
-        header = json.loads((folder / HEADER).read_text())
-        with (folder / RECORDS).open(newline="") as file:
-            records = tuple(
-                SweepRecord(
-                    row["method"], float(row["lr"]), int(row["step"]), float(row["loss"]), float(row["seconds"]),
-                    int(row["products"]), int(row["captured"]),
-                )
-                for row in csv.DictReader(file)
-            )  # fmt: skip
-        return Sweep(header["problem"], header["kind"], int(header["steps"]), int(header["seed"]), records)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise LogError(f"{folder} is no log of a sweep: {error}") from error
+        header = mapping("its content", read_json(folder / HEADER))
+        return Sweep(
+            problem=folder_name("problem", header.get("problem")),
+            kind=folder_name("kind", header.get("kind")),
+            steps=count("steps", header.get("steps"), at_least=1),
+            seed=count("seed", header.get("seed")),
+            records=tuple(records),
+        )
+    except UNREADABLE as error:
+        raise refused(folder / HEADER, error) from error

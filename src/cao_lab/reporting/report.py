@@ -30,6 +30,7 @@ from cao_lab.reporting.logreader import Logs, load_logs
 from cao_lab.reporting.page import page
 from cao_lab.reporting.rates import predicted_windows
 from cao_lab.reporting.robust import contests, contests_table, goals_table, rates_figure
+from cao_lab.reporting.rule_figures import edge_figure, effort_figure
 from cao_lab.reporting.scientific import load_solves
 from cao_lab.reporting.scientific_figures import loss_figure
 from cao_lab.reporting.scientific_tables import solver_tables
@@ -58,12 +59,16 @@ def write_report(logs: Path, out: Path) -> Path:
     read = load_logs(logs)
     found = settings(read)
     solves = load_solves(logs, missing := list(read.missing))
+    swept = [contest for suite in suites_of(["rates"]) for contest in contests(read_sweeps(logs / suite, missing))]
     read = replace(read, missing=tuple(missing))
-    swept = [contest for suite in suites_of(["rates"]) for contest in contests(read_sweeps(logs / suite))]
     jobs = [*figure_jobs(read, found), *solver_figure_jobs(solves)]
     tables, verdicts = [*make_tables(read, found), *solver_tables(solves)], audit(found)
     if swept:
-        jobs.append(FigureJob("robust/loss-by-rate", partial(rates_figure, swept)))
+        jobs += [
+            FigureJob("robust/loss-by-rate", partial(rates_figure, swept)),
+            FigureJob("robust/rank-and-cost-by-rate", partial(effort_figure, swept)),
+            FigureJob("robust/edge", partial(edge_figure)),
+        ]
         tables += [goals_table(swept), contests_table(swept)]
     out.mkdir(parents=True, exist_ok=True)
     write_figures(jobs, out / "figures")

@@ -8,7 +8,8 @@ from statistics import mean, median
 from matplotlib.figure import Figure
 from pandas import DataFrame
 
-from cao_lab.log.sweeps import Sweep, SweepRecord
+from cao_lab.log.records import SweepRecord
+from cao_lab.log.sweeps import Sweep
 from cao_lab.reporting.figures import styled
 from cao_lab.reporting.tabular import Table
 
@@ -30,6 +31,10 @@ class Rate:
     """Seeds that end above their first loss, or not finite."""
     seeds: int
     seconds: float
+    products: float
+    """Products with the curvature per step, mean over the seeds."""
+    captured: float
+    """The most directions in use at an evaluation, mean over the seeds."""
 
     @property
     def final(self) -> float:
@@ -114,7 +119,9 @@ def rate_of(runs: Sequence[Sequence[SweepRecord]], lr: float) -> Rate:
     rows = zip(*curves(whole), strict=True)
     losses = [mean(loss if math.isfinite(loss) else math.inf for loss in row) for row in rows]
     diverged = sum(not run[-1].loss <= run[0].loss for run in whole)
-    return Rate(lr, tuple(losses), diverged, len(whole), mean(run[-1].seconds for run in whole))
+    seconds, products = (mean(getattr(run[-1], name) for run in whole) for name in ("seconds", "products"))
+    captured = mean(max(record.captured for record in run) for run in whole)
+    return Rate(lr, tuple(losses), diverged, len(whole), seconds, products / whole[0][-1].step, captured)
 
 
 def curves(runs: Sequence[Sequence[SweepRecord]]) -> list[list[float]]:

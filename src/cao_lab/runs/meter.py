@@ -9,6 +9,8 @@ from pathlib import Path
 
 import torch
 
+from cao_lab.log.records import MemorySource
+
 MIB = 2**20
 
 
@@ -57,7 +59,7 @@ class Meter:
         return peak_resident_bytes() / MIB
 
     @property
-    def peak_memory_source(self) -> str:
+    def peak_memory_source(self) -> MemorySource:
         """Where the peak comes from."""
         return "cuda" if self.device.type == "cuda" else "process"
 

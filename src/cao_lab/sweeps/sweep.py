@@ -13,7 +13,8 @@ from torch import Tensor
 from torch.optim import SGD, AdamW, Optimizer
 
 from cao import CAO
-from cao_lab.log.sweeps import HEADER, RECORDS, SweepRecord
+from cao_lab.log.records import SweepRecord
+from cao_lab.log.sweeps import HEADER, RECORDS
 from cao_lab.runs.provenance import git_commit
 from cao_lab.sweeps.problems import Problem, Task
 

@@ -4,8 +4,10 @@ import math
 
 import pytest
 
-from cao_lab.log.sweeps import Sweep, SweepRecord
+from cao_lab.log.records import SweepRecord
+from cao_lab.log.sweeps import Sweep
 from cao_lab.reporting.robust import contests, contests_table, goals_table, rates_figure
+from cao_lab.reporting.rule_figures import edge_figure, effort_figure
 
 RATES = (0.1, 1.0, 10.0)
 
@@ -71,3 +73,25 @@ def test_the_tables_have_every_goal_and_every_problem_and_the_figure_a_panel_eac
         "mlp (full batch)",
         "lstm (mini batch)",
     ]
+
+
+def test_the_figure_of_the_rules_shows_what_was_captured_and_what_it_cost():
+    def with_effort(seed, captured, products):
+        records = [
+            SweepRecord(method, 0.1, step, 1.0, 1.0, step * products, captured)
+            for method in ("cao", "sgd")
+            for step in (0, 5, 10)
+        ]
+        return Sweep("mlp", "full", 10, seed, tuple(records))
+
+    found = contests([with_effort(1, 2, 1), with_effort(2, 4, 3)])
+    captured, products, *_ = effort_figure(found).axes
+    assert list(captured.lines[0].get_ydata()) == [3.0]
+    assert list(products.lines[0].get_ydata()) == [2.0]
+
+
+def test_a_captured_direction_stays_below_the_edge_in_the_picture():
+    (axes,) = edge_figure().axes
+    captured = axes.lines[1].get_ydata()
+    assert max(captured) < 1
+    assert captured[0] == pytest.approx(0.01 / 1.01)

@@ -63,7 +63,7 @@ def test_a_sweep_that_was_interrupted_goes_on_where_it_was(tmp_path, monkeypatch
     assert not (folder / HEADER).exists()
     assert len(list(carry_out(SHORT, 1, tmp_path))) == 2
     assert list(carry_out(SHORT, 1, tmp_path)) == []
-    (found,) = read_sweeps(tmp_path)
+    (found,) = read_sweeps(tmp_path, [])
     assert len(found.records) == 4 * 11
     assert {record.method for record in found.records} == {"sgd", "cao"}
 
@@ -73,3 +73,16 @@ def test_a_damaged_log_is_refused_with_the_reason(tmp_path):
     (tmp_path / RECORDS).write_text("method,lr,step,loss,seconds,products,captured\nsgd,fast,0,1,0,0,0\n")
     with pytest.raises(LogError, match="could not convert string to float: 'fast'"):
         read_sweep(tmp_path)
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "[" * 5000, '{"problem": 3, "kind": "full", "steps": 3, "seed": 1}'])
+def test_a_damaged_sweep_costs_itself_and_a_sentence(tmp_path, content):
+    for seed, text in ((1, '{"problem": "mlp", "kind": "full", "steps": 3, "seed": 1}'), (2, content)):
+        folder = tmp_path / f"robust/mlp/seed{seed}"
+        folder.mkdir(parents=True)
+        (folder / HEADER).write_text(text)
+    missing = []
+    (found,) = read_sweeps(tmp_path / "robust", missing)
+    assert found.seed == 1
+    (sentence,) = missing
+    assert sentence.startswith("robust/mlp/seed2: sweep.json cannot be read")
