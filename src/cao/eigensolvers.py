@@ -94,6 +94,8 @@ class Lanczos:
     """Eigenpairs to return; by default as many as there are start columns."""
     capacity: int | None = None
     """Columns of the basis at which the more wanted half is kept and the rest dropped; by default none is."""
+    floor: float | None = None
+    """Stop after two blocks if the first value, its residual included, is below this, and so nothing is wanted."""
 
     def __call__(
         self, operator: SymmetricOperator, start: Float[Tensor, "n b"], *, overwrite_start: bool = False
@@ -110,6 +112,8 @@ class Lanczos:
             best, turn = values[:count], rotation[:, :count]
             residuals = space.residual_norms(turn)
             is_done = len(best) == count and has_converged(best, residuals, self.tolerance, self.which)
+            if self.floor is not None and iteration > 0:
+                is_done = is_done or bool(best[0] + residuals[0] < self.floor)
             if is_done or iteration == self.iterations or space.is_exhausted or not bool(residuals.isfinite().all()):
                 break
             if space.is_full:

@@ -367,7 +367,7 @@ class CAO(Optimizer):
             operator = self._operator(source, scale, params)
             if not is_asked and not is_stale(operator, self._last_step(operator), self._rules):
                 return False
-            pairs = found_pairs(operator, settings, progress)
+            pairs = found_pairs(operator, self._rules)
         # Not counted before this line, so that a refresh stays due if its source was refused.
         progress.attempts += 1
         progress.attempted_at = progress.looked_at = progress.steps

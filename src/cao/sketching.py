@@ -12,7 +12,7 @@ from cao.flat import FlatParams
 from cao.linalg import Eigenpairs, generator_for, inner_products, random_columns
 from cao.operators import ParameterOperator, SymmetryProbe
 from cao.policies.refresh import Look
-from cao.policies.shorthands import eigensolver_for, rank_policy
+from cao.policies.shorthands import eigensolver_for
 from cao.preconditioner import is_singular
 from cao.rules import Rules
 from cao.sketch import Progress, Sketch
@@ -20,13 +20,14 @@ from cao.sketch import Progress, Sketch
 Settings = Mapping[str, Any]
 
 
-def found_pairs(operator: ParameterOperator, settings: Settings, progress: Progress) -> Eigenpairs:
+def found_pairs(operator: ParameterOperator, rules: Rules) -> Eigenpairs:
     """Return new eigenpairs of the operator, started from the last ones; the first time, test its symmetry."""
-    storage, rank = FlatParams(operator.params), rank_policy(settings["rank"])
+    settings, progress, rank = rules.settings, rules.progress, rules.rank
+    storage = FlatParams(operator.params)
     columns = min(rank.columns(progress.captured), storage.size)
     iterations, tolerance = settings["power_iterations"], settings["tolerance"]
     if settings["eigensolver"] is None:
-        solve = rank.solver(columns, iterations, tolerance)
+        solve = rank.solver(columns, rules.damping.need(rules.pace), iterations, tolerance)
     else:
         solve = eigensolver_for(settings["eigensolver"], iterations, tolerance)
     probe = SymmetryProbe(operator)

@@ -19,7 +19,7 @@ class Rank(Protocol):
         """Return how many of the eigenvalues, the most wanted first, are captured; the damping acts on λ ≥ need."""
         ...
 
-    def solver(self, columns: int, iterations: int, tolerance: float | None) -> Solver:
+    def solver(self, columns: int, need: float, iterations: int, tolerance: float | None) -> Solver:
         """Return the eigensolver for that many columns, where the user does not choose one."""
         ...
 
@@ -38,7 +38,7 @@ class Exactly:
         """Capture all."""
         return len(values)
 
-    def solver(self, columns: int, iterations: int, tolerance: float | None) -> Solver:
+    def solver(self, columns: int, need: float, iterations: int, tolerance: float | None) -> Solver:
         """Return the paper's subspace iteration."""
         return SubspaceIteration(iterations, tolerance)
 
@@ -57,7 +57,7 @@ class ByNeed:
     reserve: int = 2
     """Start columns beyond the directions that the last sketch kept."""
     products: int = 12
-    """Products of a refresh, unless twice the columns are more."""
+    """Products of a refresh, unless twice the columns are more; fewer where nothing turns out to be sharp."""
 
     def columns(self, kept: int) -> int:
         """Return the directions kept and the reserve."""
@@ -67,10 +67,11 @@ class ByNeed:
         """Capture those that need it."""
         return min(sum(value >= self.share * need for value in values), self.largest)
 
-    def solver(self, columns: int, iterations: int, tolerance: float | None) -> Solver:
+    def solver(self, columns: int, need: float, iterations: int, tolerance: float | None) -> Solver:
         """Return a block Lanczos method of the given number of products, which finds one direction more than needed."""
         blocks = max(2, self.products // columns)
-        return Lanczos(blocks - 1, which="algebraic", count=min(self.largest + 1, blocks * columns))
+        count = min(self.largest + 1, blocks * columns)
+        return Lanczos(blocks - 1, which="algebraic", count=count, floor=self.share * need)
 
 
 RANKS: dict[str, Rank] = {"auto": ByNeed()}

@@ -8,12 +8,12 @@ from torch.optim import SGD
 from cao import CAO, ByNeed
 
 
-@pytest.mark.parametrize(("lr", "captured"), [(0.01, 0), (0.06, 1), (0.15, 2), (0.3, 3), (1.0, 4)])
+@pytest.mark.parametrize(("lr", "captured"), [(0.06, 1), (0.15, 2), (0.3, 3), (1.0, 4)])
 def test_directions_are_captured_from_half_the_inverse_rate_on(lr, captured):
     problem = Quadratic((9.0, 4.0, 2.0, 1.0, 0.3, 0.1))
     optimizer = CAO(problem.params, lr)
     optimizer.refresh(problem.loss())
-    assert optimizer.sketch.values == pytest.approx([9.0, 4.0, 2.0, 1.0][: max(captured, 1)])
+    assert optimizer.sketch.values == pytest.approx([9.0, 4.0, 2.0, 1.0][:captured])
     assert optimizer.captured == captured
 
 
@@ -45,7 +45,8 @@ def test_without_need_the_step_is_first_order_and_the_sharpest_direction_is_watc
     optimizer.step()
     first_order.step()
     assert torch.equal(problem.theta, reference.theta)
-    assert optimizer.sketch.values == pytest.approx([9.0])
+    # Four products have found it roughly, which is enough to know that it is not sharp.
+    assert optimizer.sketch.values == pytest.approx([9.0], rel=0.1)
 
 
 def test_a_model_smaller_than_the_reserve_works():
@@ -55,3 +56,12 @@ def test_a_model_smaller_than_the_reserve_works():
     problem.loss().backward()
     optimizer.step()
     assert optimizer.sketch.values == pytest.approx([3.0])
+
+
+@pytest.mark.parametrize(("lr", "products"), [(0.001, 4), (0.06, 12)])
+def test_a_refresh_ends_early_where_nothing_can_be_sharp(lr, products):
+    problem = Quadratic(torch.linspace(0.1, 9.0, 40).tolist())
+    optimizer = CAO(problem.params, lr)
+    optimizer.refresh(problem.loss())
+    assert optimizer.counters.hessian_products == products
+    assert (optimizer.captured > 0) == (products == 12)
