@@ -94,6 +94,6 @@ def test_the_status_of_l_bfgs_is_within_reach_and_other_optimizers_are_as_they_w
 @pytest.mark.parametrize("name", ["accelerate_loop", "fabric_loop"])
 def test_the_example_trains(name, capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    runpy.run_path(EXAMPLES / f"{name}.py", run_name="__main__")
+    runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
     losses = [float(line.split("loss ")[1].split(",")[0]) for line in capsys.readouterr().out.splitlines()]
     assert losses[-1] < losses[0] / 2

@@ -88,5 +88,5 @@ def test_an_unknown_of_the_equation_is_found(dde):
 
 def test_the_example_solves_its_equation(dde, capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    runpy.run_path(EXAMPLE, run_name="__main__")
+    runpy.run_path(str(EXAMPLE), run_name="__main__")
     assert float(capsys.readouterr().out.split("relative error ")[1].split()[0]) < 1e-3

@@ -200,6 +200,6 @@ def test_what_the_callback_cannot_serve_is_refused_with_the_way_out(build, messa
 
 def test_the_example_trains_and_logs_the_sharpness(capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    runpy.run_path(Path(__file__).parents[3] / "examples/lightning_callback.py", run_name="__main__")
+    runpy.run_path(str(Path(__file__).parents[3] / "examples/lightning_callback.py"), run_name="__main__")
     printed = capsys.readouterr().out
     assert float(printed.split("sharpness ")[1].split()[0]) > 0

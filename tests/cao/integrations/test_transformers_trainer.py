@@ -203,6 +203,6 @@ def test_the_mixin_leaves_other_optimizers_alone(tmp_path):
 
 def test_the_example_trains_and_logs_the_sharpness(capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    runpy.run_path(Path(__file__).parents[3] / "examples/hugging_face.py", run_name="__main__")
+    runpy.run_path(str(Path(__file__).parents[3] / "examples/hugging_face.py"), run_name="__main__")
     printed = capsys.readouterr().out
     assert float(printed.split("sharpness ")[1].split()[0]) > 0
