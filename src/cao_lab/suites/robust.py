@@ -77,7 +77,7 @@ def work(problem: Problem, seed: int, folder: Path, data: Path | None, parent: i
     """Carry out one sweep in this process, as long as the one that asked for it is there."""
     for _ in carry_out(problem, seed, folder, data):
         if os.getppid() != parent:
-            return
+            os._exit(FAILED)  # To return would be to wait for more work, for ever.
 
 
 def list_robust(execution: Execution) -> list[str]:
