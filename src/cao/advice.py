@@ -3,13 +3,10 @@
 import inspect
 import warnings
 
-# Beyond this relative asymmetry a "Hessian" is no Hessian; bfloat16 alone leaves about 0.01.
-ASYMMETRIC = 0.05
 
-
-def warn_once(kind: str, message: str | None, warned: list[str]) -> None:
-    """Warn, unless there is nothing to say or it was said before, at the user's own line."""
-    if message is None or kind in warned:
+def warn_once(kind: str, message: str, warned: list[str]) -> None:
+    """Warn, unless that was said before, at the user's own line."""
+    if kind in warned:
         return
     warned.append(kind)
     frame, level = inspect.currentframe(), 1
@@ -18,37 +15,40 @@ def warn_once(kind: str, message: str | None, warned: list[str]) -> None:
     warnings.warn(message, stacklevel=level)
 
 
-def on_asymmetry(asymmetry: float) -> str | None:
+def on_asymmetry(asymmetry: float, warned: list[str]) -> None:
     """Tell that a Hessian is none."""
-    if not asymmetry > ASYMMETRIC:  # Nor if it is not a number: a failed refresh is told of as such.
-        return None
-    return (
+    warn_once(
+        "asymmetry",
         f"the second derivatives of this loss are wrong: its Hessian is asymmetric by {asymmetry:.2g} of its size. "
         "Some function in the graph has no correct double backward (torch.nn.utils.weight_norm has none; "
-        "torch.nn.utils.parametrizations.weight_norm has one). GaussNewton needs none"
+        "torch.nn.utils.parametrizations.weight_norm has one). GaussNewton needs none",
+        warned,
     )
 
 
-def on_the_edge(rate: float, edge: float, where: str) -> str | None:
+def on_the_edge(rate: float, edge: float, where: str, warned: list[str]) -> None:
     """Tell that the effective step, in units of the inverse curvature, is beyond the edge of stability."""
-    if rate <= edge:
-        return None
-    return (
+    warn_once(
+        "edge",
         f"the effective step along {where} may be {rate:.3g} times the inverse curvature, beyond the edge of "
         f"stability, {edge:.3g}: the loss may oscillate or diverge. Divide lr by {rate / edge:.2g} or more, raise "
-        'damping by as much, capture more directions with a larger rank, or leave damping to "edge"'
+        'damping by as much, capture more directions with a larger rank, or leave damping to "edge"',
+        warned,
     )
 
 
-def on_age(age: int) -> str:
+def on_age(age: int, warned: list[str]) -> None:
     """Tell that nobody refreshes the sketch."""
-    return (
+    warn_once(
+        "age",
         f"the sketch of the curvature is {age} steps old, twice as old as refresh_every allows; "
-        "call optimizer.refresh_if_due(loss) in every iteration"
+        "call optimizer.refresh_if_due(loss) in every iteration",
+        warned,
     )
 
 
-def on_failure(has_sketch: bool) -> str:
+def on_failure(has_sketch: bool, warned: list[str]) -> None:
     """Tell that a refresh was in vain."""
     goes_on = "the last good sketch" if has_sketch else "first-order steps until a refresh succeeds"
-    return f"a refresh of the curvature came out non-finite and was discarded; training goes on with {goes_on}"
+    message = f"a refresh of the curvature came out non-finite and was discarded; training goes on with {goes_on}"
+    warn_once("failure", message, warned)

@@ -13,16 +13,21 @@ from torch.nn.parallel import DistributedDataParallel
 from cao.autograd.derivatives import Gradient, NoSecondDerivativeError, derivative, gradient_graph, replicas_in
 from cao.autograd.isolation import as_plain_models, cloned_buffers, isolated_forward, replaced_parameters
 from cao.flat import FlatParams
-from cao.operators import ParameterOperator, in_order
+from cao.operators import ParameterOperator, Scaled, in_order
 
 LossFunction: TypeAlias = Callable[[], Tensor | Iterable[Tensor]]
 
 
-def operator_for(source: Tensor | LossFunction | ParameterOperator, params: Sequence[Tensor]) -> ParameterOperator:
-    """Return what a refresh is made from as an operator on exactly these parameters, in their order."""
+def operator_for(
+    source: Tensor | LossFunction | ParameterOperator, params: Sequence[Tensor], scale: float = 1.0
+) -> ParameterOperator:
+    """Return what a refresh is made from, divided by its scale, as an operator on these parameters in their order."""
+    operator: ParameterOperator
     if isinstance(source, Tensor) or not isinstance(source, ParameterOperator):
-        return Hessian(source, params)  # It says what else it cannot take.
-    return in_order(source, params, "the operator must act on exactly the optimizer's trainable parameters")
+        operator = Hessian(source, params)  # It says what else it cannot take.
+    else:
+        operator = in_order(source, params, "the operator must act on exactly the optimizer's trainable parameters")
+    return operator if scale == 1 else Scaled(operator, 1 / scale)
 
 
 class Hessian:
@@ -48,7 +53,7 @@ class Hessian:
         if isinstance(self._source, Tensor):
             # A checkpointed graph runs parts of its forward pass again, a distributed one talks to the other processes.
             with cloned_buffers(), as_plain_models(replicas_in(self._source)):
-                self._gradient = self._gradient or loss_gradient(self._source, self.params)
+                self._gradient = self._gradient or gradient_graph(self._source, self.params)
                 add_products(product, self._gradient, self.flat, columns)
             return product
         with isolated_forward(self.params[0].device):
@@ -246,20 +251,8 @@ def checked_function(source: object) -> LossFunction:
 def next_gradient(losses: Iterator[Tensor], params: Sequence[Tensor]) -> Gradient | None:
     """Return the gradient graph of the next loss, or None after the last."""
     for loss in losses:
-        return loss_gradient(checked_loss(loss), params)
+        return gradient_graph(checked_loss(loss), params)
     return None
-
-
-def loss_gradient(loss: Tensor, params: Sequence[Tensor]) -> Gradient:
-    """Return the gradient graph of a loss that depends on the parameters, or on some of them."""
-    gradient = gradient_graph(loss, params)
-    if all(part is None for part in gradient):
-        raise ValueError(
-            "the loss depends on none of the parameters; build the optimizer from the very model that is trained, "
-            "not from one it was copied from, and not before fully_shard and the like have replaced its parameters "
-            "(sharded models are not supported yet; use DistributedDataParallel)"
-        )
-    return gradient
 
 
 def add_products(

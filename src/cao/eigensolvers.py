@@ -216,3 +216,8 @@ def remove_components(columns: Float[Tensor, "n b"], rows: Float[Tensor, "m n"])
 
 SOLVERS: dict[str, Callable[[int, float | None], Solver]] = {"subspace": SubspaceIteration, "lanczos": Lanczos}
 """The words that stand for solvers."""
+
+
+def eigensolver_for(setting: str | Solver, iterations: int, tolerance: float | None) -> Solver:
+    """Return the solver that a word, with its iterations and tolerance, or a solver stands for."""
+    return SOLVERS[setting](iterations, tolerance) if isinstance(setting, str) else setting

@@ -15,28 +15,17 @@ from cao.eigensolvers import Solver
 from cao.flat import FlatParams
 from cao.linalg import Eigenpairs
 from cao.metric import AdamMetric
-from cao.operators import ParameterOperator, Scaled
+from cao.operators import Scaled
 from cao.policies.damping import Damping
 from cao.policies.rank import Rank
 from cao.policies.refresh import Refresh
-from cao.policies.shorthands import damping_policy, plain, restored
 from cao.preconditioner import NegativeCurvature, Scaling
-from cao.rules import Rules
-from cao.settings import (
-    SKETCH_SETTINGS,
-    check_gradients,
-    check_parameters,
-    check_settings,
-    check_trainable,
-    check_unsupported,
-    has_finite_gradients,
-    is_numpy_number,
-    is_positive,
-)
-from cao.sketch import Counters, Progress, Sketch, loaded_sketch, saved_shares
-from cao.sketching import adopt, found_pairs, given_pairs, is_stale
-from cao.sources import Group, Source, shared_operator
-from cao.step import stretches_of, take_step
+from cao.rules import Rules, policies_of
+from cao.saving import add_progress, check_saved, load_progress, translate_momentum, without_progress
+from cao.settings import check_one_sketch, check_parameters, check_settings, check_unsupported, is_numpy_number
+from cao.sketch import Counters, Progress, Sketch
+from cao.sketching import Group, Source, adopt, check_request, found_pairs, given_pairs, is_stale, shared_operator
+from cao.step import check_gradients, has_finite_gradients, stretches_of, take_step
 from cao.trial import caution_after
 
 
@@ -150,7 +139,7 @@ class CAO(Optimizer):
             "seed": seed,
         }
         check_settings(defaults)
-        policy = damping_policy(damping)
+        policy = policies_of(defaults).damping
         defaults["scaling"] = scaling or policy.scaling
         defaults["negative_curvature"] = negative_curvature or policy.negative_curvature
         self.process_group: Group = process_group
@@ -186,12 +175,7 @@ class CAO(Optimizer):
         group.update({name: value.item() for name, value in group.items() if is_numpy_number(value)})
         try:
             check_settings(group)
-            for name in SKETCH_SETTINGS:
-                if group[name] != first[name]:
-                    raise ValueError(
-                        f"{name} must be the same in all parameter groups, because one sketch covers them all; "
-                        f"got {group[name]} after {first[name]}"
-                    )
+            check_one_sketch(group, first)
             check_parameters(group["params"], first["params"][0].device)
         except Exception:
             self.param_groups.pop()
@@ -203,8 +187,8 @@ class CAO(Optimizer):
 
         A look ends in a refresh, unless the rule of `refresh_every` finds that the sketch still fits.
         """
-        rules, progress = self._rules, self._progress
-        if self.param_groups[0]["rank"] == 0 or progress.steps < rules.first_steps:
+        rules, progress = Rules(self.param_groups, self._progress), self._progress
+        if rules.settings["rank"] == 0 or progress.steps < rules.first_steps:
             return False
         if progress.looked_at == progress.steps:
             return False
@@ -213,8 +197,9 @@ class CAO(Optimizer):
     @property
     def sketch(self) -> Sketch | None:
         """The curvature in use, None before the first successful refresh."""
-        sketch = self._progress.sketch
-        return sketch and replace(sketch, damping=self._rules.eta(), age=self._progress.steps - sketch.step)
+        progress, sketch = self._progress, self._progress.sketch
+        eta = Rules(self.param_groups, progress).eta()
+        return sketch and replace(sketch, damping=eta, age=progress.steps - sketch.step)
 
     @property
     def captured(self) -> int:
@@ -254,8 +239,8 @@ class CAO(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         is_moving = any(float(group["lr"]) != 0 for group in self.param_groups)
-        settings, progress, rules = self.param_groups[0], self._progress, self._rules
-        is_warming_up = progress.steps < rules.first_steps
+        rules, progress = Rules(self.param_groups, self._progress), self._progress
+        settings, is_warming_up = rules.settings, progress.steps < rules.first_steps
         if is_moving and not is_warming_up:
             rules.check_freshness()
         check_gradients(self._parameters())
@@ -284,42 +269,15 @@ class CAO(Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """Return everything that decides the next steps, as plain numbers and tensors shaped like the parameters."""
         saved = super().state_dict()
-        for group in saved["param_groups"]:
-            group.update({name: plain(value) for name, value in group.items()})
-        saved["param_groups"][0]["progress"] = self._progress.saved()
-        params = self._parameters()
-        rank = self.param_groups[0]["rank"]
-        shares = saved_shares(self._progress.sketch, params, rank if isinstance(rank, int) else 0)
-        for index, param in enumerate(params):
-            if param in shares:
-                saved["state"][index] = {**saved["state"].get(index, {}), **shares[param]}
+        add_progress(saved, self._progress, self._parameters())
         return saved
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore everything that decides the next steps, the sketch in the precision it was saved in."""
-        groups = state_dict["param_groups"]
-        progress = next((group["progress"] for group in groups if "progress" in group), None)
-        if progress is None:
-            raise ValueError("the state dict must be one of CAO, got one of another optimizer")
-        shares, others = {}, {}
-        for index, entries in state_dict["state"].items():
-            shares[index] = {name: value for name, value in entries.items() if name.startswith("vector_")}
-            others[index] = {name: value for name, value in entries.items() if name not in shares[index]}
-        if progress["values"] and not any(shares.values()):
-            raise ValueError(
-                "the state dict has the eigenvalues of a sketch but no vectors; save optimizer.state_dict() whole"
-            )
-        own = [{name: restored(value) for name, value in group.items() if name != "progress"} for group in groups]
-        # torch casts all that it loads to the parameters' dtype, which would coarsen the sketch of a bfloat16 model.
-        super().load_state_dict({**state_dict, "state": others, "param_groups": own})
-        indices = [index for group in groups for index in group["params"]]
-        vectors = {p: shares[i] for i, p in zip(indices, self._parameters(), strict=True) if shares.get(i)}
-        self._progress.load(progress, loaded_sketch(progress, vectors))
-        if "format" not in progress and self.param_groups[0]["scaling"] == "inverse-damping":
-            # Version 0.1 kept momentum with the factor 1/η, which is now applied at the step.
-            for entries in self.state.values():
-                if "momentum_buffer" in entries:
-                    entries["momentum_buffer"].mul_(self._rules.eta())
+        check_saved(state_dict)
+        super().load_state_dict(without_progress(state_dict))
+        load_progress(state_dict, self._progress, self._parameters())
+        translate_momentum(state_dict, Rules(self.param_groups, self._progress), self.state)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what a pickle or a deep copy holds; a process group belongs to a process and does not travel."""
@@ -345,51 +303,32 @@ class CAO(Optimizer):
     def _parameters(self) -> list[Tensor]:
         return [param for group in self.param_groups for param in group["params"]]
 
-    def _trainable(self) -> FlatParams:
-        return FlatParams(p for p in self._parameters() if p.requires_grad)
-
-    @property
-    def _rules(self) -> Rules:
-        return Rules(self.param_groups, self._progress)
-
     def _refresh(self, source: Source, scale: float | Tensor, *, is_asked: bool) -> bool:
-        settings, progress, params = self.param_groups[0], self._progress, self._trainable()
-        if not is_positive(scale):
-            raise ValueError(f"scale must be a positive number, got {scale!r}")
-        if settings["rank"] == 0:
+        rules, progress = Rules(self.param_groups, self._progress), self._progress
+        rank, metric = rules.settings["rank"], rules.settings["metric"]
+        if rank == 0:
             return False
-        check_trainable(params, settings["rank"])
+        params = FlatParams(p for p in self._parameters() if p.requires_grad)
+        check_request(scale, params, rank)
         # What is sketched is the curvature of what is minimised.
-        scale = -float(scale) if settings["maximize"] else float(scale)
+        scale = -float(scale) if rules.settings["maximize"] else float(scale)
         if isinstance(source, Eigenpairs):
-            operator, pairs = None, given_pairs(source, scale, params, settings)
+            operator, pairs = None, given_pairs(source, scale, params, rank)
         else:
-            operator = self._operator(source, scale, params)
-            if not is_asked and not is_stale(operator, self._last_step(operator), self._rules):
+            storage = FlatParams.in_storage_order(params.params)
+            operator = shared_operator(source, scale, storage, self.process_group)
+            if metric is not None:
+                operator = Scaled(operator, metric.diagonal(storage, self.state))
+            if not is_asked and progress.sketch and not is_stale(operator, progress.sketch, rules, self.state):
                 return False
-            pairs = found_pairs(operator, self._rules)
+            pairs = found_pairs(operator, rules)
         # Not counted before this line, so that a refresh stays due if its source was refused.
         progress.attempts += 1
         progress.attempted_at = progress.looked_at = progress.steps
         progress.count(pairs.products)
         if pairs.is_finite:
-            adopt(pairs, operator, params, self._rules)
+            adopt(pairs, operator, params, rules)
             return True
         progress.failed_refreshes += 1
-        self._rules.warn("failure", advice.on_failure(progress.sketch is not None))
+        advice.on_failure(progress.sketch is not None, progress.has_warned)
         return False
-
-    def _operator(self, source: Any, scale: float, params: FlatParams) -> ParameterOperator:
-        """Return what is sketched: the source, in the optimizer's metric, over the parameters in storage order."""
-        storage, metric = FlatParams.in_storage_order(params.params), self.param_groups[0]["metric"]
-        operator = shared_operator(source, scale, storage, self.process_group)
-        return operator if metric is None else Scaled(operator, metric.diagonal(storage, self.state))
-
-    def _last_step(self, operator: ParameterOperator) -> Tensor | None:
-        """Return the direction of the last step in the coordinates of the sketch, as far as momentum keeps it."""
-        storage, metric = FlatParams(operator.params), self.param_groups[0]["metric"]
-        name = "momentum_buffer" if metric is None else "exp_avg"
-        if not any(name in self.state[param] for param in storage.params):
-            return None
-        direction = storage.join([self.state[p].get(name, torch.zeros_like(p)) for p in storage.params])
-        return direction if metric is None else direction * metric.diagonal(storage, self.state).sqrt()

@@ -49,10 +49,6 @@ class Preconditioner:
         gains = self.gains if columns.ndim == 1 else self.gains.unsqueeze(1)
         return self.base * columns + self.vectors @ (gains * (self.vectors.T @ columns))
 
-    def slowed(self, factor: float) -> "Preconditioner":
-        """Return the same preconditioner times a number."""
-        return Preconditioner(self.vectors, self.gains * factor, self.base * factor)
-
     def power(self, exponent: float) -> "Preconditioner":
         """Return P to a power, such as P^½ or P⁻¹; P must be positive definite."""
         base = self.base**exponent

@@ -1,19 +1,38 @@
-"""What the settings and the progress of an optimizer come to at this moment: policies, damping, preconditioner."""
+"""The settings as rules: what words and numbers stand for, and what it all comes to at this moment."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from cao import advice
-from cao.policies.damping import Damping, Pace
-from cao.policies.rank import Rank
-from cao.policies.refresh import Refresh
-from cao.policies.shorthands import damping_policy, rank_policy, refresh_policy
+from cao.policies.damping import DAMPINGS, Damping, Fixed, Pace
+from cao.policies.rank import RANKS, Exactly, Rank
+from cao.policies.refresh import REFRESHES, Every, Refresh
 from cao.preconditioner import Preconditioner
 from cao.sketch import Progress
+
+
+class Policies(NamedTuple):
+    """What the optimizer decides by itself."""
+
+    damping: Damping
+    rank: Rank
+    refresh: Refresh
+
+
+def policies_of(settings: Mapping[str, Any]) -> Policies:
+    """Return the policies that the settings are, or that their words and numbers stand for."""
+    damping, rank, refresh = settings["damping"], settings["rank"], settings["refresh_every"]
+    if not isinstance(damping, Damping):
+        damping = DAMPINGS[damping] if isinstance(damping, str) else Fixed(float(damping))
+    if not isinstance(rank, Rank):
+        rank = RANKS[rank] if isinstance(rank, str) else Exactly(int(rank))
+    if not isinstance(refresh, Refresh):
+        refresh = REFRESHES[refresh] if isinstance(refresh, str) else Every(int(refresh))
+    return Policies(damping, rank, refresh)
 
 
 class Rules:
@@ -21,31 +40,9 @@ class Rules:
 
     def __init__(self, groups: Sequence[Mapping[str, Any]], progress: Progress) -> None:
         self.groups, self.settings, self.progress = groups, groups[0], progress
-
-    @property
-    def damping(self) -> Damping:
-        """How much damping."""
-        return damping_policy(self.settings["damping"])
-
-    @property
-    def rank(self) -> Rank:
-        """How many directions."""
-        return rank_policy(self.settings["rank"])
-
-    @property
-    def refresh(self) -> Refresh:
-        """When to refresh."""
-        return refresh_policy(self.settings["refresh_every"])
-
-    @property
-    def first_steps(self) -> int:
-        """Steps before the first sketch: Adam's metric is known after one."""
-        return max(int(self.settings["warmup_steps"]), 0 if self.settings["metric"] is None else 1)
-
-    @property
-    def weight_decay(self) -> float:
-        """The curvature that weight decay adds everywhere."""
-        return max(0.0 if group["decoupled_weight_decay"] else group["weight_decay"] for group in self.groups)
+        self.damping, self.rank, self.refresh = policies_of(self.settings)
+        # Adam's metric is known after one step.
+        self.first_steps = max(int(self.settings["warmup_steps"]), 0 if self.settings["metric"] is None else 1)
 
     @property
     def pace(self) -> Pace:
@@ -61,13 +58,14 @@ class Rules:
         return self.damping.at_step(self.progress.damping, self.pace, caution)
 
     def preconditioner(self, caution: float = 0.0) -> Preconditioner:
-        """Return P."""
+        """Return P, made shorter where the damping asks for that."""
         sketch, used, eta = self.progress.sketch, self.progress.captured, self.eta(caution)
         values = torch.tensor(sketch.values[:used] if sketch else [], dtype=torch.float64)
         vectors = sketch.rows[:used].T if sketch else torch.zeros(0, 0)
         signs, scaling = self.settings["negative_curvature"], self.settings["scaling"]
         whole = Preconditioner.of(values, vectors, eta, negative_curvature=signs, scaling=scaling)
-        return whole.slowed(self.damping.brake(eta, self.pace))
+        brake = self.damping.brake(eta, self.pace)
+        return Preconditioner(vectors, whole.gains * brake, whole.base * brake)
 
     def check_edge(self, values: Tensor, captured: int, size: int) -> None:
         """Warn where the rate is beyond the edge of stability, of a captured direction or of the next ones."""
@@ -77,8 +75,9 @@ class Rules:
         sharpest = curvatures[0] if captured else 0.0
         inside = float(rate * sharpest * edge / (edge + 2 * sharpest / self.eta()))
         outside = 0.0 if captured == size else float(rate * curvatures[min(captured, len(curvatures) - 1)])
-        where = "a captured direction" if inside > edge else "directions just outside the sketch"
-        self.warn("edge", advice.on_the_edge(max(inside, outside), edge, where))
+        if max(inside, outside) > edge:
+            where = "a captured direction" if inside > edge else "directions just outside the sketch"
+            advice.on_the_edge(max(inside, outside), edge, where, self.progress.has_warned)
 
     def check_freshness(self) -> None:
         """Refuse a step without any look at the curvature, and warn where the last one was long ago."""
@@ -90,8 +89,4 @@ class Rules:
                 "iteration (or set rank=0 for first-order steps)"
             )
         if self.refresh.is_overdue(self.progress):
-            self.warn("age", advice.on_age(self.progress.age))
-
-    def warn(self, kind: str, message: str | None) -> None:
-        """Warn, once for each kind."""
-        advice.warn_once(kind, message, self.progress.has_warned)
+            advice.on_age(self.progress.age, self.progress.has_warned)

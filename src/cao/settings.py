@@ -10,13 +10,12 @@ import torch
 from torch import Tensor
 
 from cao.eigensolvers import SOLVERS, Solver
-from cao.flat import FlatParams
 from cao.metric import AdamMetric
 from cao.policies.damping import DAMPINGS, AtTheEdge, Damping
 from cao.policies.rank import RANKS, Rank
 from cao.policies.refresh import REFRESHES, Refresh
-from cao.policies.shorthands import damping_policy
 from cao.preconditioner import NegativeCurvature, Scaling
+from cao.rules import policies_of
 
 # What the groups of one optimizer share, because there is one sketch over all of them.
 SKETCH_SETTINGS = (
@@ -66,7 +65,7 @@ def check_settings(settings: dict[str, Any]) -> None:
             f'negative_curvature="signed" needs momentum to be 0, got {momentum!r}: where λ < 0 the signed rule would '
             "amplify the momentum at every step"
         )
-    rule = damping_policy(damping)
+    rule = policies_of(settings).damping
     if isinstance(rule, AtTheEdge):
         check_together('damping="edge"', settings, scaling=(None, "unit"))
     if rule.is_on_trial:
@@ -98,6 +97,16 @@ def check_together(what: str, settings: dict[str, Any], **allowed: tuple[Any, ..
             named = [value for value in values if value is not None] or [None]
             wanted = " or ".join(f'"{value}"' if isinstance(value, str) else repr(value) for value in named)
             raise ValueError(f"{what} needs {name} to be {wanted}, got {settings[name]!r}")
+
+
+def check_one_sketch(group: Mapping[str, Any], first: Mapping[str, Any]) -> None:
+    """Refuse a group with other settings of the sketch than the first group has."""
+    for name in SKETCH_SETTINGS:
+        if group[name] != first[name]:
+            raise ValueError(
+                f"{name} must be the same in all parameter groups, because one sketch covers them all; "
+                f"got {group[name]} after {first[name]}"
+            )
 
 
 def words(rules: Mapping[str, Any]) -> str:
@@ -165,23 +174,3 @@ def check_parameters(params: Sequence[Tensor], device: torch.device) -> None:
             raise ValueError("FullyShardedDataParallel is not supported; use DistributedDataParallel")
         if tensor_module is not None and isinstance(param, tensor_module.DTensor):
             raise ValueError("sharded parameters (DTensor) are not supported yet; use DistributedDataParallel")
-
-
-def check_trainable(params: FlatParams, rank: object) -> None:
-    """Refuse a refresh for fewer parameters than it is to find directions."""
-    if params.size == 0:
-        raise ValueError("all parameters are frozen: there is no curvature where no parameter has requires_grad=True")
-    if isinstance(rank, int) and rank > params.size:
-        raise ValueError(f"rank must not exceed the number of trainable parameters, got rank {rank} for {params.size}")
-
-
-def has_finite_gradients(params: Sequence[Tensor]) -> bool:
-    """Whether every gradient is finite, at the price of a host synchronisation."""
-    parts = [p.grad.isfinite().all() for p in params if p.grad is not None]
-    return not parts or bool(torch.stack(parts).all())
-
-
-def check_gradients(params: Sequence[Tensor]) -> None:
-    """Refuse gradients that cannot be multiplied by a preconditioner."""
-    if any(p.grad is not None and p.grad.is_sparse for p in params):
-        raise ValueError("CAO needs dense gradients, got a sparse one; build the embedding with sparse=False")

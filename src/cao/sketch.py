@@ -1,10 +1,9 @@
-"""The sketch of the curvature: what it holds, how it is laid out, renewed, saved and loaded."""
+"""The sketch of the curvature, what an optimizer has done so far, and how both are laid out and renewed."""
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -17,10 +16,6 @@ from cao.policies.refresh import Track
 # How much of a fresh random direction each vector of a warm start is given, relative to its length. Where the Hessian
 # is block diagonal, iteration alone would never lead out of the blocks that the last subspace lies in.
 FRESH_SHARE = 0.01
-
-
-# The format of saved progress; version 0.1 did not name one.
-FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -73,33 +68,6 @@ class Sketch:
                 if place is not None:
                     piece += row[place : place + param.numel()].to(piece)
         return start
-
-
-def saved_shares(sketch: Sketch | None, params: Sequence[Tensor], rank: int) -> dict[Tensor, dict[str, Tensor]]:
-    """Return each parameter's share of the vectors, shaped like it; zeros hold the place of a sketch to come."""
-    if sketch is None:
-        flat = FlatParams(params)
-        names = [f"vector_{index}" for index in range(rank)]
-        return {p: {name: torch.zeros_like(p, dtype=flat.dtype) for name in names} for p in params if p.requires_grad}
-    pieces = sketch.rows.split(sketch.storage.sizes, dim=1)
-    return {
-        param: {f"vector_{index}": row.view(param.shape) for index, row in enumerate(piece)}
-        for param, piece in zip(sketch.storage.params, pieces, strict=True)
-    }
-
-
-def loaded_sketch(saved: Mapping[str, Any], shares: Mapping[Tensor, Mapping[str, Tensor]]) -> Sketch | None:
-    """Return the sketch whose numbers and whose shares, by parameter, were saved."""
-    if not saved["values"]:
-        return None
-    params = FlatParams(shares)
-    storage = FlatParams.in_storage_order(params.params)
-    rows = torch.zeros(len(saved["values"]), storage.size, dtype=storage.dtype, device=storage.device)
-    for param, piece in zip(storage.params, rows.split(storage.sizes, dim=1), strict=True):
-        for index, row in enumerate(piece):
-            row.view(param.shape).copy_(shares[param][f"vector_{index}"])
-    numbers = (list(saved["values"]), list(saved["residuals"]), saved["damping"], saved["refreshed_at"])
-    return Sketch(*numbers, params, rows)
 
 
 class Counters(NamedTuple):
@@ -161,25 +129,3 @@ class Progress(Track):
         self.hessian_products += products
         # The first sketch is what the method costs to begin with; a budget can only bound what comes after it.
         self.later_products += products if self.attempts > 1 or self.looks else 0
-
-    def saved(self) -> dict[str, Any]:
-        """Return the numbers, as they are saved; the vectors are saved by parameter."""
-        numbers = {name: value for name, value in vars(self).items() if name != "sketch"}
-        sketch = self.sketch
-        return numbers | {
-            "format": FORMAT,
-            "non_finite_steps": int(self.non_finite_steps),
-            "has_warned": list(self.has_warned),
-            "values": sketch.values if sketch else [],
-            "residuals": sketch.residuals if sketch else [],
-            "refreshed_at": sketch.step if sketch else -1,
-        }
-
-    def load(self, saved: Mapping[str, Any], sketch: Sketch | None) -> None:
-        """Take over saved numbers, in place; those that an older version did not save start anew."""
-        for name, value in vars(Progress()).items():
-            setattr(self, name, saved.get(name, value))
-        # Not known to older versions, which used all that they had.
-        self.captured = saved.get("captured", len(saved["values"]))
-        self.looked_at = saved.get("looked_at", self.attempted_at)
-        self.has_warned, self.sketch = list(saved["has_warned"]), sketch

@@ -1,55 +1,89 @@
-"""How a new sketch is made, and how one in use is looked at: start columns, eigensolver, drift."""
+"""How a new sketch is made and adopted, from whatever source, and how one in use is looked at."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from numbers import Real
+from typing import Any, Literal, TypeAlias
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from cao import advice
+from cao.autograd.isolation import check_not_joining
+from cao.curvature import LossFunction, operator_for
+from cao.eigensolvers import eigensolver_for
 from cao.flat import FlatParams
 from cao.linalg import Eigenpairs, generator_for, inner_products, random_columns
-from cao.operators import ParameterOperator, SymmetryProbe
+from cao.operators import AllReduced, ParameterOperator, SymmetryProbe, agreed, check_replicas
 from cao.policies.refresh import Look
-from cao.policies.shorthands import eigensolver_for
 from cao.preconditioner import is_singular
 from cao.rules import Rules
-from cao.sketch import Progress, Sketch
+from cao.sketch import Sketch
 
-Settings = Mapping[str, Any]
+Source: TypeAlias = Tensor | LossFunction | ParameterOperator | Eigenpairs
+Group: TypeAlias = dist.ProcessGroup | Literal[False, "lost"] | None
+"""Processes that share a curvature: a group, None for all, False for none; a pickle loses its group."""
+State: TypeAlias = Mapping[Tensor, dict[str, Any]]
+
+# Beyond this relative asymmetry a "Hessian" is no Hessian; bfloat16 alone leaves about 0.01.
+ASYMMETRIC = 0.05
+
+
+def check_request(scale: float | Tensor, params: FlatParams, rank: object) -> None:
+    """Refuse a refresh of a loss with an impossible scale, or for fewer parameters than it is to find directions."""
+    if not (isinstance(scale, Real | Tensor) and 0 < float(scale) < math.inf):
+        raise ValueError(f"scale must be a positive number, got {scale!r}")
+    if params.size == 0:
+        raise ValueError("all parameters are frozen: there is no curvature where no parameter has requires_grad=True")
+    if isinstance(rank, int) and rank > params.size:
+        raise ValueError(f"rank must not exceed the number of trainable parameters, got rank {rank} for {params.size}")
+
+
+def shared_operator(
+    source: Tensor | LossFunction | ParameterOperator, scale: float, flat: FlatParams, group: Group
+) -> ParameterOperator:
+    """Return the source, divided by its scale, as an operator on these parameters, averaged over the group."""
+    if group is False or not (dist.is_available() and dist.is_initialized()):
+        return operator_for(source, flat.params, scale)
+    if group == "lost":
+        raise ValueError("a process group does not travel with a pickle; set optimizer.process_group again")
+    if dist.get_rank(group) < 0:
+        raise ValueError("this process is not in process_group; pass the group of its replicas, or False")
+    check_not_joining(flat.params)
+    check_replicas(flat.params, group)
+    return AllReduced(agreed(lambda: operator_for(source, flat.params, scale), group, flat.device), group)
 
 
 def found_pairs(operator: ParameterOperator, rules: Rules) -> Eigenpairs:
     """Return new eigenpairs of the operator, started from the last ones; the first time, test its symmetry."""
-    settings, progress, rank = rules.settings, rules.progress, rules.rank
-    storage = FlatParams(operator.params)
-    columns = min(rank.columns(progress.captured), storage.size)
+    storage, settings, progress = FlatParams(operator.params), rules.settings, rules.progress
+    columns = min(rules.rank.columns(progress.captured), storage.size)
     iterations, tolerance = settings["power_iterations"], settings["tolerance"]
     if settings["eigensolver"] is None:
-        solve = rank.solver(columns, rules.damping.need(rules.pace), iterations, tolerance)
+        solve = rules.rank.solver(columns, rules.damping.need(rules.pace), iterations, tolerance)
     else:
         solve = eigensolver_for(settings["eigensolver"], iterations, tolerance)
+    # Start columns depend on the seed and the number of the refresh. No name holds on to them: the solver overwrites
+    # them, and may drop them.
+    generator = generator_for(storage.device, int(settings["seed"]), progress.attempts)
+    if settings["warm_start"] and progress.sketch is not None:
+        start = [progress.sketch.start(storage, columns, generator)]
+    else:
+        start = [random_columns(storage.size, columns, generator, storage.dtype)]
+    if progress.attempts:
+        return solve(operator, start.pop(), overwrite_start=True)
     probe = SymmetryProbe(operator)
-    # No name for the start columns: the solver overwrites them, and may drop them.
-    start = [start_columns(storage, columns, settings, progress)]
-    pairs = solve(operator if progress.attempts else probe, start.pop(), overwrite_start=True)
-    if progress.attempts == 0:
-        advice.warn_once("asymmetry", advice.on_asymmetry(probe.asymmetry), progress.has_warned)
+    pairs = solve(probe, start.pop(), overwrite_start=True)
+    if (asymmetry := probe.asymmetry) > ASYMMETRIC:
+        advice.on_asymmetry(asymmetry, progress.has_warned)
     return pairs
 
 
-def start_columns(storage: FlatParams, columns: int, settings: Settings, progress: Progress) -> Tensor:
-    """Return the last subspace, or random columns, drawn from the seed and the number of the refresh."""
-    generator = generator_for(storage.device, int(settings["seed"]), progress.attempts)
-    if settings["warm_start"] and progress.sketch is not None:
-        return progress.sketch.start(storage, columns, generator)
-    return random_columns(storage.size, columns, generator, storage.dtype)
-
-
-def given_pairs(pairs: Eigenpairs, scale: float, params: FlatParams, settings: Settings) -> Eigenpairs:
+def given_pairs(pairs: Eigenpairs, scale: float, params: FlatParams, rank: object) -> Eigenpairs:
     """Return ready eigenpairs over the parameters in storage order, checked."""
-    rank, storage = settings["rank"], FlatParams.in_storage_order(params.params)
+    storage = FlatParams.in_storage_order(params.params)
     check_eigenpairs(pairs, params.size, rank if isinstance(rank, int) else len(pairs.values))
     vectors = params.reorder(pairs.vectors.detach(), storage).to(storage.device, storage.dtype)
     return replace(pairs, values=pairs.values / scale, residuals=pairs.residuals / abs(scale), vectors=vectors)
@@ -71,8 +105,10 @@ def check_eigenpairs(pairs: Eigenpairs, size: int, rank: int) -> None:
 def adopt(pairs: Eigenpairs, operator: ParameterOperator | None, params: FlatParams, rules: Rules) -> None:
     """Make eigenpairs the sketch in use: capture what is to be captured, measure the damping, count, and warn."""
     progress, values = rules.progress, pairs.values.double().cpu()
+    # The curvature that weight decay adds everywhere.
+    decay = max(0.0 if group["decoupled_weight_decay"] else group["weight_decay"] for group in rules.groups)
     captured = rules.rank.captured(values.tolist(), rules.damping.need(rules.pace))
-    measured, products = rules.damping.at_refresh(pairs, captured, operator, rules.weight_decay)
+    measured, products = rules.damping.at_refresh(pairs, captured, operator, decay)
     if measured is not None:
         progress.damping = measured
     progress.count(products)
@@ -88,15 +124,13 @@ def adopt(pairs: Eigenpairs, operator: ParameterOperator | None, params: FlatPar
     rules.check_edge(values, captured, params.size)
 
 
-def is_stale(operator: ParameterOperator, last_step: Tensor | None, rules: Rules) -> bool:
+def is_stale(operator: ParameterOperator, sketch: Sketch, rules: Rules, state: State) -> bool:
     """Whether the rule for refreshes, having looked if it wants to, asks for one."""
-    progress, sketch = rules.progress, rules.progress.sketch
-    if sketch is None:
-        return True
+    progress = rules.progress
 
     def look() -> Look:
         progress.looks += 1
-        drift, change, along = curvature_seen(operator, sketch, rules.settings, progress, last_step)
+        drift, change, along = curvature_seen(operator, sketch, rules, last_step(operator, rules, state))
         sharpest = max(sketch.values[0] * (1 + change), along)
         is_needed = progress.captured == 0 and rules.rank.captured([sharpest], rules.damping.need(rules.pace)) > 0
         return Look(drift, change, along > rules.pace.edge * rules.eta(), is_needed)
@@ -106,18 +140,29 @@ def is_stale(operator: ParameterOperator, last_step: Tensor | None, rules: Rules
     return is_refresh_wanted
 
 
+def last_step(operator: ParameterOperator, rules: Rules, state: State) -> Tensor | None:
+    """Return the direction of the last step in the coordinates of the sketch, as far as momentum keeps it."""
+    storage, metric = FlatParams(operator.params), rules.settings["metric"]
+    name = "momentum_buffer" if metric is None else "exp_avg"
+    if not any(name in state[param] for param in storage.params):
+        return None
+    direction = storage.join([state[p].get(name, torch.zeros_like(p)) for p in storage.params])
+    return direction if metric is None else direction * metric.diagonal(storage, state).sqrt()
+
+
 def curvature_seen(
-    operator: ParameterOperator, sketch: Sketch, settings: Settings, progress: Progress, last_step: Tensor | None
+    operator: ParameterOperator, sketch: Sketch, rules: Rules, last_step: Tensor | None
 ) -> tuple[float, float, float]:
     """Return the sketch's drift ‖Hq − Bq‖/‖Bq‖, its change qᵀHq/qᵀBq − 1, and the curvature along the last step.
 
     q is a random mix of the captured vectors. Of the last step only the part outside the sketch counts; without one,
     its curvature is 0. A sketch of other parameters has drifted without bound.
     """
+    progress, seed = rules.progress, int(rules.settings["seed"])
     storage = FlatParams(operator.params)
     if any(a is not b for a, b in zip(storage.params, sketch.storage.params, strict=False)):
         return torch.inf, torch.inf, 0.0
-    generator = generator_for(storage.device, int(settings["seed"]), progress.attempts, progress.steps)
+    generator = generator_for(storage.device, seed, progress.attempts, progress.steps)
     rows, values = sketch.rows, torch.tensor(sketch.values, dtype=torch.float64).to(sketch.rows)
     mix = torch.randn(len(rows), generator=generator, device=rows.device, dtype=rows.dtype)
     mix /= mix.norm()

@@ -75,6 +75,18 @@ class Stretch:
         return self.rows[0].dtype if self.rows else self.gradient.dtype
 
 
+def check_gradients(params: Sequence[Tensor]) -> None:
+    """Refuse gradients that cannot be multiplied by a preconditioner."""
+    if any(p.grad is not None and p.grad.is_sparse for p in params):
+        raise ValueError("CAO needs dense gradients, got a sparse one; build the embedding with sparse=False")
+
+
+def has_finite_gradients(params: Sequence[Tensor]) -> bool:
+    """Whether every gradient is finite, at the price of a host synchronisation."""
+    parts = [p.grad.isfinite().all() for p in params if p.grad is not None]
+    return not parts or bool(torch.stack(parts).all())
+
+
 def take_step(
     stretches: Sequence[Stretch], base: float, gains: Sequence[float], max_update_norm: float | None
 ) -> Tensor | None:

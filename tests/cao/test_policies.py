@@ -8,7 +8,7 @@ from small_models import Quadratic, descend
 
 from cao import CAO, Every, Fixed, FromSpectrum, Lanczos, SubspaceIteration
 from cao.policies.refresh import Look, Track
-from cao.policies.shorthands import plain, restored
+from cao.saving import plain, restored
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """Derivatives of graphs, first and second, with errors that name a way out."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import TypeAlias
 
 import torch
@@ -27,7 +26,14 @@ class NoSecondDerivativeError(RuntimeError):
 def gradient_graph(loss: Tensor, params: Sequence[Tensor]) -> Gradient:
     """Return the gradient as a graph that can be differentiated again; None for parameters the loss does not use."""
     check_second_derivatives(loss, params)
-    return derivative([loss], params, [torch.ones_like(loss)], create_graph=True)
+    gradient = derivative([loss], params, [torch.ones_like(loss)], create_graph=True)
+    if all(part is None for part in gradient):
+        raise ValueError(
+            "the loss depends on none of the parameters; build the optimizer from the very model that is trained, "
+            "not from one it was copied from, and not before fully_shard and the like have replaced its parameters "
+            "(sharded models are not supported yet; use DistributedDataParallel)"
+        )
+    return gradient
 
 
 def derivative(
@@ -48,69 +54,69 @@ def derivative(
     live = [(o, w) for o, w in zip(outputs, weights, strict=True) if o is not None and o.requires_grad]
     if not live:
         return [None] * len(inputs)
-    with explained_second_derivatives(), torch.autocast(inputs[0].device.type, enabled=False):
-        results = torch.autograd.grad(
-            [output for output, _ in live],
-            inputs,
-            [weight for _, weight in live],
-            retain_graph=keep_graph,
-            create_graph=create_graph,
-            allow_unused=True,
-        )
-        # torch refuses a reentrant checkpoint only where it stands between the outputs and an input; the parameters
-        # inside it would look unused.
-        if create_graph and any(result is None for result in results) and has_reentrant_checkpoint(live[0][0]):
-            raise RuntimeError("a reentrant checkpoint is incompatible with .grad()")
+    try:
+        with torch.autocast(inputs[0].device.type, enabled=False):
+            results = torch.autograd.grad(
+                [output for output, _ in live],
+                inputs,
+                [weight for _, weight in live],
+                retain_graph=keep_graph,
+                create_graph=create_graph,
+                allow_unused=True,
+            )
+    except RuntimeError as error:
+        if (explained := with_way_out(error)) is None:
+            raise
+        raise explained from error
+    # torch refuses a reentrant checkpoint only where it stands between the outputs and an input; the parameters inside
+    # it would look unused.
+    if create_graph and any(result is None for result in results) and has_reentrant_checkpoint(live[0][0]):
+        raise NoSecondDerivativeError("a reentrant checkpoint is incompatible with .grad()")
     return list(results)
+
+
+def with_way_out(error: RuntimeError) -> RuntimeError | None:
+    """Return torch's complaint about a missing second derivative as one that names the way out; None for any other."""
+    if "a second time" in str(error):
+        return RuntimeError(
+            "the graph of this loss is gone; refresh before loss.backward(), not after it, and let a function run its "
+            "forward pass anew at every call (or pass the loss itself)"
+        )
+    symptoms = ("is not implemented", "double backward", "incompatible with .grad()", "once_differentiable")
+    if not any(symptom in str(error) for symptom in symptoms):
+        return None
+    return NoSecondDerivativeError(str(error).splitlines()[0])
 
 
 def has_reentrant_checkpoint(output: Tensor) -> bool:
     """Whether a reentrant checkpoint stands anywhere in the graph of the output."""
-    return any(node.name() == "CheckpointFunctionBackward" for node in nodes_below(output))
+    return any(node.name() == "CheckpointFunctionBackward" for node in parents_of_nodes(output))
 
 
 def check_second_derivatives(output: Tensor, inputs: Sequence[Tensor]) -> None:
     """Refuse a graph in which a node between output and inputs is known to lose its second derivative in silence."""
-    for node in nodes_between(output, inputs):
-        if is_once_differentiable(node):
+    parents = parents_of_nodes(output)
+    pending = [get_gradient_edge(tensor).node for tensor in inputs if tensor.requires_grad]
+    seen: set[Node] = set()
+    while pending:
+        node = pending.pop()
+        if node not in parents or node in seen:
+            continue
+        seen.add(node)
+        pending.extend(parents[node])
+        backward = getattr(getattr(node, "_forward_cls", None), "backward", None)
+        # torch hangs an error behind such a backward pass, but never runs into it on the way to the parameters.
+        if getattr(getattr(backward, "__code__", None), "co_qualname", "").startswith("once_differentiable."):
             raise NoSecondDerivativeError(f"{node.name()} is marked @once_differentiable")
         if node.name().startswith("WeightNormInterfaceBackward"):
             raise NoSecondDerivativeError("torch's own of weight_norm takes the norm for a constant")
 
 
-def is_once_differentiable(node: Node) -> bool:
-    """Whether the node belongs to a Function whose backward pass is marked @once_differentiable.
-
-    torch hangs an error behind such a backward pass, but never runs into it on the way to the parameters.
-    """
-    backward = getattr(getattr(node, "_forward_cls", None), "backward", None)
-    code = getattr(backward, "__code__", None)
-    return code is not None and code.co_qualname.startswith("once_differentiable.")
-
-
 def replicas_in(output: Tensor) -> list[DistributedDataParallel]:
     """Return the DistributedDataParallel models that have left a node in the graph of the output."""
-    sinks = [node for node in nodes_below(output) if node.name() == "_DDPSinkBackward"]
+    sinks = [node for node in parents_of_nodes(output) if node.name() == "_DDPSinkBackward"]
     found = {sink.ddp_weakref() for sink in sinks}  # type: ignore[attr-defined]
     return [replica for replica in found if replica is not None]
-
-
-def nodes_below(output: Tensor) -> set[Node]:
-    """Return every node of the output's graph."""
-    return set(parents_of_nodes(output))
-
-
-def nodes_between(output: Tensor, inputs: Sequence[Tensor]) -> set[Node]:
-    """Return the nodes of the output's graph that lead to one of the inputs."""
-    parents = parents_of_nodes(output)
-    pending = [get_gradient_edge(tensor).node for tensor in inputs if tensor.requires_grad]
-    found: set[Node] = set()
-    while pending:
-        node = pending.pop()
-        if node in parents and node not in found:
-            found.add(node)
-            pending.extend(parents[node])
-    return found
 
 
 def parents_of_nodes(output: Tensor) -> dict[Node, list[Node]]:
@@ -127,25 +133,3 @@ def parents_of_nodes(output: Tensor) -> dict[Node, list[Node]]:
                 pending.append(following)
             parents[following].append(node)
     return parents
-
-
-@contextmanager
-def explained_second_derivatives() -> Iterator[None]:
-    """Turn torch's complaint about a missing second derivative into one that names the way out."""
-    try:
-        yield
-    except RuntimeError as error:
-        if "a second time" in str(error):
-            raise RuntimeError(
-                "the graph of this loss is gone; refresh before loss.backward(), not after it, and let a function run "
-                "its forward pass anew at every call (or pass the loss itself)"
-            ) from error
-        symptoms = (
-            "is not implemented",
-            "double backward",
-            "incompatible with .grad()",
-            "once_differentiable",
-        )
-        if not any(symptom in str(error) for symptom in symptoms):
-            raise
-        raise NoSecondDerivativeError(str(error).splitlines()[0]) from error

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from cao.optimizer import CAO
-from cao.sources import Source
+from cao.sketching import Source
 
 
 class Refreshed(NamedTuple):

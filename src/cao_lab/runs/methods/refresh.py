@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from cao import CAO, Eigenpairs, Sketch
+from cao.eigensolvers import eigensolver_for
 from cao.flat import FlatParams
 from cao.linalg import generator_for, orthonormalize, random_columns
 from cao.operators import ParameterOperator
-from cao.policies.shorthands import eigensolver_for
 from cao_lab.runs.methods.method import OnRefresh, Refreshed
 
 if TYPE_CHECKING:
