@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Literal, Protocol, TypeAlias, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -214,6 +214,7 @@ def remove_components(columns: Float[Tensor, "n b"], rows: Float[Tensor, "m n"])
     return taken
 
 
+SolverName: TypeAlias = Literal["subspace", "lanczos"]
 SOLVERS: dict[str, Callable[[int, float | None], Solver]] = {"subspace": SubspaceIteration, "lanczos": Lanczos}
 """The words that stand for solvers."""
 

@@ -11,14 +11,14 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from cao import advice
-from cao.eigensolvers import Solver
+from cao.eigensolvers import Solver, SolverName
 from cao.flat import FlatParams
 from cao.linalg import Eigenpairs
 from cao.metric import AdamMetric
 from cao.operators import Scaled
-from cao.policies.damping import Damping
-from cao.policies.rank import Rank
-from cao.policies.refresh import Refresh
+from cao.policies.damping import Damping, DampingName
+from cao.policies.rank import Rank, RankName
+from cao.policies.refresh import Refresh, RefreshName
 from cao.preconditioner import NegativeCurvature, Scaling
 from cao.rules import Rules, policies_of
 from cao.saving import add_progress, check_saved, load_progress, translate_momentum, without_progress
@@ -90,13 +90,13 @@ class CAO(Optimizer):
         params: Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, Tensor]],
         lr: float,
         *,
-        rank: int | Literal["auto"] | Rank = "auto",
-        refresh_every: int | Literal["auto"] | Refresh = "auto",
-        damping: float | Literal["edge", "auto"] | Damping = "edge",
+        rank: int | RankName | Rank = "auto",
+        refresh_every: int | RefreshName | Refresh = "auto",
+        damping: float | DampingName | Damping = "edge",
         power_iterations: int = 3,
         tolerance: float | None = None,
         warm_start: bool = True,
-        eigensolver: Literal["subspace", "lanczos"] | Solver | None = None,
+        eigensolver: SolverName | Solver | None = None,
         negative_curvature: NegativeCurvature | None = None,
         scaling: Scaling | None = None,
         max_update_norm: float | None = None,

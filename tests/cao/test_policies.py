@@ -1,13 +1,17 @@
 import io
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import get_args
 
 import pytest
 import torch
 from small_models import Quadratic, descend
 
 from cao import CAO, Every, Fixed, FromSpectrum, Lanczos, SubspaceIteration
-from cao.policies.refresh import Look, Track
+from cao.eigensolvers import SOLVERS, SolverName
+from cao.policies.damping import DAMPINGS, DampingName
+from cao.policies.rank import RANKS, RankName
+from cao.policies.refresh import REFRESHES, Look, RefreshName, Track
 from cao.saving import plain, restored
 
 
@@ -27,6 +31,14 @@ def test_a_shorthand_takes_the_steps_of_what_it_stands_for(shorthand, values):
         problem = Quadratic()
         ends.append(descend(problem, CAO.paper(problem.params, 0.02, rank=2, **settings), 5))
     assert torch.equal(*ends)
+
+
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [(DampingName, DAMPINGS), (RankName, RANKS), (RefreshName, REFRESHES), (SolverName, SOLVERS)],
+)
+def test_a_type_checker_knows_every_word_for_a_rule(names, words):
+    assert get_args(names) == tuple(words)
 
 
 def test_policies_are_saved_as_plain_data_and_come_back():

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import ClassVar, Literal, Protocol, TypeAlias, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -190,5 +190,6 @@ class FromSpectrum:
         return float(found.values.abs()[0] + found.residuals[0]), found.products
 
 
+DampingName: TypeAlias = Literal["edge", "auto"]
 DAMPINGS: dict[str, Damping] = {"edge": AtTheEdge(), "auto": FromSpectrum()}
 """The words that stand for rules."""

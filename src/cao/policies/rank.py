@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Literal, Protocol, TypeAlias, runtime_checkable
 
 from cao.eigensolvers import Lanczos, Solver, SubspaceIteration
 
@@ -74,5 +74,6 @@ class ByNeed:
         return Lanczos(blocks - 1, which="algebraic", count=count, floor=self.share * need)
 
 
+RankName: TypeAlias = Literal["auto"]
 RANKS: dict[str, Rank] = {"auto": ByNeed()}
 """The words that stand for rules."""

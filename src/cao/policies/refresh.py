@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Literal, Protocol, TypeAlias, runtime_checkable
 
 # What a product with the Hessian costs, in gradients; 2 to 4.4 were measured (docs/performance.md).
 PRICE = 4.0
@@ -159,5 +159,6 @@ class OnDrift:
         return track.steps - track.looked_at >= 2 * self.longest and self.is_due(track)
 
 
+RefreshName: TypeAlias = Literal["auto"]
 REFRESHES: dict[str, Refresh] = {"auto": OnDrift()}
 """The words that stand for rules."""
