@@ -6,11 +6,11 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
-from cao_lab.facts import DatasetName, ModelName
+from cao_lab.facts import CurvatureName, DatasetName, ModelName
 from cao_lab.log.records import METHOD_SETTINGS, label_part
 from cao_lab.optimizer_config import OptimizerConfig, optimizer_configs
-from cao_lab.runs.methods.settings import LARGEST_NUMBER
-from cao_lab.runs.methods.settings import ConfigError as ConfigError  # noqa: PLC0414  # everybody takes it from here
+from cao_lab.runs.settings import LARGEST_NUMBER
+from cao_lab.runs.settings import ConfigError as ConfigError  # noqa: PLC0414  # everybody takes it from here
 
 AT_LEAST_ONE = ("epochs", "width", "train_samples", "batch_size", "curvature_samples", "curvature_part")
 NOT_NEGATIVE = ("seed", "l2", "monitor_curvature")
@@ -45,7 +45,7 @@ class RunConfig:
     """Learning rate: constant (the paper), cosine to 0, or a tenth after 1/2 and again after 3/4."""
     precision: Literal["fp32", "bf16", "fp64"] = "fp32"
     """Single precision, bfloat16 by autocast, or double precision."""
-    curvature: Literal["hessian", "gauss-newton"] = "hessian"
+    curvature: CurvatureName = "hessian"
     """Which matrix is sketched and watched; Gauss-Newton is taken in single precision where training is in bf16."""
     curvature_samples: int | None = None
     """Samples it is taken over; None takes the training batch itself."""

@@ -52,13 +52,18 @@ DATASETS: Mapping[str, DatasetInfo] = {
     "pydoc": DatasetInfo(96, TEXT_THRESHOLDS),
 }
 
+CURVATURES: Mapping[str, float] = {"hessian": 3.2, "gauss-newton": 2.1}
+"""Matrices, and the gradient evaluations that a product with one costs: assumed, until `cao bench` has measured it."""
+
 # The command line takes its choices from the tables; a type checker cannot look into them.
 if TYPE_CHECKING:
     DatasetName: TypeAlias = str
     ModelName: TypeAlias = str
+    CurvatureName: TypeAlias = str
 else:
     DatasetName = Literal[tuple(DATASETS)]
     ModelName = Literal[MODELS]
+    CurvatureName = Literal[tuple(CURVATURES)]
 
 
 def dataset_of(task: str) -> tuple[DatasetInfo | None, str]:
@@ -67,6 +72,11 @@ def dataset_of(task: str) -> tuple[DatasetInfo | None, str]:
         if task == name or task.startswith(f"{name}-"):
             return info, task[len(name) + 1 :]
     return None, task
+
+
+def product_price_row(curvature: str) -> str:
+    """Return the name of the row in `logs/bench.json` that replaces the assumed price of a product."""
+    return f"{curvature.replace('-', '_')}_product_per_gradient"
 
 
 def judged_datasets(models: tuple[str, ...] | None = None) -> tuple[str, ...]:

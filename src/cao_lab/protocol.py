@@ -22,13 +22,6 @@ EARLY_SHARE = 0.4
 
 TUNING_SEED = 0
 """The seed by which a rate is tuned; where fresh seeds follow, it is left out, for it flatters the chosen."""
-PRODUCT_PRICE = {"hessian": 3.2, "gauss-newton": 2.1}
-"""Gradient evaluations that one curvature product costs: an assumption, used until `cao bench` measured it."""
-PRODUCT_PRICE_ROW = {
-    "hessian": "hessian_product_per_gradient",
-    "gauss-newton": "gauss_newton_product_per_gradient",
-}
-"""Names of the rows in `logs/bench.json` that replace the assumption."""
 
 CHANCE_SHARES = Thresholds(0.75, (0.95, 0.9, 0.85, 0.8, 0.75, 0.7, 0.65, 0.6))
 """For tasks below the paper's size, as shares of the loss of guessing, ln(classes)."""

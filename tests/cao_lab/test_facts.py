@@ -6,8 +6,8 @@ from cao_lab.facts import METHODS, dataset_of, judged_datasets, kind_of, method_
 from cao_lab.optimizer_config import optimizer_configs
 
 
-def test_every_optimizer_is_known() -> None:
-    assert set(METHODS) == set(optimizer_configs())
+def test_every_optimizer_with_a_title_can_be_run() -> None:
+    assert set(METHODS) <= set(optimizer_configs())
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from cao_lab.bench.scaling import slope_row
 from cao_lab.bench.sizes import Sizes
 from cao_lab.bench.task import CURVATURES, LR, Curvature, Task, optimizer_with_sketch, random_task
 from cao_lab.bench.timing import Action, Case, Times, always, interleaved, ratio
-from cao_lab.protocol import PRODUCT_PRICE_ROW
+from cao_lab.facts import product_price_row
 
 REFRESH_EVERY = 400
 TARGETS = {1: 1.05, 5: 1.15}
@@ -122,7 +122,7 @@ def price_row(times: Times, curvature: Curvature, sizes: Sizes) -> Row:
     """Return what one product costs on average within a refresh of rank 1, in gradients."""
     products = products_of_refresh(1)
     prices = [refresh / products / g for refresh, g in zip(times[curvature], times[GRADIENT], strict=True)]
-    name = PRODUCT_PRICE_ROW.get(curvature, f"{underscored(curvature)}_product_per_gradient")
+    name = product_price_row(curvature)
     note = (
         f"width {sizes.width}, batch {sizes.batch}; a refresh of rank 1 divided by its {products} products, over "
         "forward and backward pass"

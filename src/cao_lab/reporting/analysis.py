@@ -8,8 +8,7 @@ from typing import TypeAlias
 import numpy as np
 from pandas import DataFrame, Series
 
-from cao_lab.facts import METHODS
-from cao_lab.protocol import PRODUCT_PRICE, PRODUCT_PRICE_ROW
+from cao_lab.facts import CURVATURES, METHODS, product_price_row
 from cao_lab.reporting.intervals import Interval, ratio_interval
 from cao_lab.reporting.logreader import RUN_KEY
 
@@ -35,7 +34,7 @@ def product_prices(epochs: DataFrame, bench: DataFrame) -> dict[str, float]:
 def usual_prices(bench: DataFrame) -> dict[str, float]:
     """Return the cost of a curvature product on the network of `cao bench`: measured if there, else assumed."""
     measured = {} if bench.empty else dict(zip(bench["name"], bench["value"], strict=True))
-    return {kind: float(measured.get(row, PRODUCT_PRICE[kind])) for kind, row in PRODUCT_PRICE_ROW.items()}
+    return {kind: float(measured.get(product_price_row(kind), price)) for kind, price in CURVATURES.items()}
 
 
 def own_prices(epochs: DataFrame) -> dict[str, float]:

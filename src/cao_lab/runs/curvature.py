@@ -1,9 +1,8 @@
 """The one place where a matrix of curvature is made: for training, for `cao spectrum` and for `cao bench`."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from jaxtyping import Float
@@ -12,9 +11,8 @@ from torch import Tensor, nn
 from cao import GaussNewton, Hessian, Mean
 from cao.autograd.isolation import isolated_forward
 from cao.operators import ParameterOperator
+from cao_lab.facts import CurvatureName
 from cao_lab.tasks.data import Batch
-
-Kind = Literal["hessian", "gauss-newton"]
 
 
 @dataclass(frozen=True)
@@ -56,17 +54,29 @@ class SampledLoss:
             mean = sum(float(loss) for loss in self.losses()) / len(self.parts)
         return mean + self.l2 / 2 * sum(float(p.detach().double().square().sum()) for p in self.params)
 
-    def curvature(self, kind: Kind) -> ParameterOperator:
+    def curvature(self, kind: CurvatureName) -> ParameterOperator:
         """Return the matrix of the loss."""
-        matrix = Hessian(self.losses, self.params) if kind == "hessian" else self._gauss_newton()
+        matrix = MATRICES[kind](self)
         return Shifted(matrix, self.l2) if self.l2 else matrix
 
-    def _gauss_newton(self) -> ParameterOperator:
-        def part(inputs: Tensor, targets: Tensor) -> GaussNewton:
-            return GaussNewton(self.model, inputs, lambda outputs: self.part_loss(outputs, targets), self.params)
 
-        matrices = [part(*batch) for batch in self.parts]
-        return matrices[0] if len(matrices) == 1 else Mean(matrices)
+def hessian(sampled: SampledLoss) -> ParameterOperator:
+    """Return the exact Hessian, from the losses of the parts."""
+    return Hessian(sampled.losses, sampled.params)
+
+
+def gauss_newton(sampled: SampledLoss) -> ParameterOperator:
+    """Return the mean of the Gauss-Newton matrices of the parts."""
+
+    def part(inputs: Tensor, targets: Tensor) -> GaussNewton:
+        return GaussNewton(sampled.model, inputs, lambda outputs: sampled.part_loss(outputs, targets), sampled.params)
+
+    matrices = [part(*batch) for batch in sampled.parts]
+    return matrices[0] if len(matrices) == 1 else Mean(matrices)
+
+
+MATRICES: Mapping[str, Callable[[SampledLoss], ParameterOperator]] = {"hessian": hessian, "gauss-newton": gauss_newton}
+"""How each matrix of `facts.CURVATURES` is made."""
 
 
 class Shifted:

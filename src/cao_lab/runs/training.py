@@ -13,7 +13,7 @@ from cao_lab.config import RunConfig
 from cao_lab.log.records import EpochRecord, RefreshRecord
 from cao_lab.runs import sharpness
 from cao_lab.runs.meter import Meter
-from cao_lab.runs.methods.method import Refreshed
+from cao_lab.runs.method import Refreshed
 from cao_lab.runs.objective import Objective, Problem
 from cao_lab.tasks.data import Dataset, batches, evaluation_batches
 from cao_lab.tasks.problems import channels_last

@@ -7,7 +7,8 @@ from typing import Literal
 
 import tyro
 
-Curvature = Literal["hessian", "gauss-newton"]
+from cao_lab.facts import CurvatureName
+
 Mode = Literal["train", "eval"]
 
 # What is larger would fill the memory, or never end, before anybody knew why.
@@ -37,7 +38,7 @@ class SpectrumConfig:
     targets), and batches of (inputs, targets)."""
     top: int = 10
     """Eigenvalues to find at each end of the spectrum."""
-    curvature: Curvature = "hessian"
+    curvature: CurvatureName = "hessian"
     """Which matrix to look at."""
     samples: int = 512
     """Training samples it is taken over."""

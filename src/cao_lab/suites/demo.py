@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from cao_lab.optimizer_config import LBFGSConfig
+from cao_lab.runs.methods.lbfgs import LBFGSConfig
 from cao_lab.suites.ill_conditioned import ADAM, CAO, LBFGS_ITERATIONS, PROBLEMS, SGD
 
 BREAST_CANCER = PROBLEMS[0].run

@@ -10,8 +10,8 @@ from itertools import pairwise
 import torch
 
 from cao_lab.config import Execution, RunConfig
-from cao_lab.optimizer_config import SGDConfig
-from cao_lab.protocol import PRODUCT_PRICE
+from cao_lab.facts import CURVATURES
+from cao_lab.runs.methods.sgd import SGDConfig
 from cao_lab.runs.session import choose_device
 from cao_lab.runs.sharpness import EXTRA_PRODUCTS
 from cao_lab.runs.stopping import StopRequest
@@ -95,7 +95,7 @@ def measured(config: RunConfig, execution: Execution) -> Measured | None:
 
 def run_seconds(config: RunConfig, price: Measured) -> float:
     """Return what a run would take, a curvature product at its assumed price."""
-    product = PRODUCT_PRICE[config.curvature]
+    product = CURVATURES[config.curvature]
     scale = (config.curvature_samples or price.batch) / price.batch
     gradients = price.steps_per_epoch * config.optimizer.gradients_per_step(product * scale)
     gradients += price.evaluation_steps

@@ -8,7 +8,11 @@ L-BFGS and CAO with automatic damping and a rate of 1 are not tuned at all. Dist
 from dataclasses import dataclass, replace
 
 from cao_lab.config import RunConfig
-from cao_lab.optimizer_config import AdamConfig, CAOConfig, LBFGSConfig, OptimizerConfig, SGDConfig
+from cao_lab.optimizer_config import OptimizerConfig
+from cao_lab.runs.methods.adam import AdamConfig
+from cao_lab.runs.methods.cao import CAOConfig
+from cao_lab.runs.methods.lbfgs import LBFGSConfig
+from cao_lab.runs.methods.sgd import SGDConfig
 from cao_lab.suites.rounds import Rounds, together
 from cao_lab.suites.tuned import tune
 

@@ -5,7 +5,10 @@ from dataclasses import replace
 from cao_lab.assumptions import BASE_LR, CLIP_UPDATE, DAMPING
 from cao_lab.config import RunConfig
 from cao_lab.facts import DatasetName, ModelName
-from cao_lab.optimizer_config import AdamConfig, CAOConfig, OptimizerConfig, SGDConfig
+from cao_lab.optimizer_config import OptimizerConfig
+from cao_lab.runs.methods.adam import AdamConfig
+from cao_lab.runs.methods.cao import CAOConfig
+from cao_lab.runs.methods.sgd import SGDConfig
 
 SEEDS = (0, 1, 2)
 

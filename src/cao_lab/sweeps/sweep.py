@@ -5,8 +5,9 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,6 +29,25 @@ class Method:
     build: Build
     rates: tuple[float, ...]
 
+    def look(self, optimizer: Any, loss: Tensor) -> None:
+        """Look at the loss before its backward pass, as only CAO does."""
+
+    def curvature(self, optimizer: Any) -> tuple[int, int]:
+        """Return the products it has made so far, and the directions it captures."""
+        return 0, 0
+
+
+class Sketched(Method):
+    """CAO with some settings."""
+
+    def look(self, optimizer: CAO, loss: Tensor) -> None:
+        """Refresh the sketch if it is time to."""
+        optimizer.refresh_if_due(loss)
+
+    def curvature(self, optimizer: CAO) -> tuple[int, int]:
+        """Return what the optimizer counts."""
+        return optimizer.counters.hessian_products, optimizer.captured
+
 
 def half_decades(first: int, count: int = 9) -> tuple[float, ...]:
     """Return rates √10 apart, from a power of ten on."""
@@ -37,9 +57,9 @@ def half_decades(first: int, count: int = 9) -> tuple[float, ...]:
 SGD_RATES, ADAM_RATES = half_decades(-3), half_decades(-4)
 METHODS: Mapping[str, Method] = {
     "sgd": Method(lambda params, lr: SGD(params, lr, momentum=0.9), SGD_RATES),
-    "cao": Method(lambda params, lr: CAO(params, lr, momentum=0.9), SGD_RATES),
+    "cao": Sketched(lambda params, lr: CAO(params, lr, momentum=0.9), SGD_RATES),
     "adamw": Method(AdamW, ADAM_RATES),
-    "cao-adam": Method(
+    "cao-adam": Sketched(
         lambda params, lr: CAO(params, lr, metric="adam", weight_decay=0.01, decoupled_weight_decay=True), ADAM_RATES
     ),
 }
@@ -69,29 +89,25 @@ def train(problem: Problem, seed: int, label: str, rate: float, data: Path | Non
     """Return the loss at the start and after each tenth of the steps; training goes on even if it is not finite."""
     torch.manual_seed(seed)
     task = problem.build(data)
-    optimizer = METHODS[label].build(list(task.model.parameters()), rate)
+    method = METHODS[label]
+    optimizer = method.build(list(task.model.parameters()), rate)
     order = torch.Generator().manual_seed(seed)
     spent = 0.0
     records = [SweepRecord(label, rate, 0, task.evaluated(), 0.0, 0, 0)]
     for step in range(1, problem.steps + 1):
         started = time.process_time()
-        take_step(task, optimizer, batch_of(task, problem.batch, order))
+        take_step(task, method, optimizer, batch_of(task, problem.batch, order))
         spent += time.process_time() - started
         if step * EVALUATIONS % problem.steps < EVALUATIONS:
-            record = replace(records[-1], step=step, loss=task.evaluated(), seconds=spent)
-            if isinstance(optimizer, CAO):
-                products, captured = optimizer.counters.hessian_products, optimizer.captured
-                record = replace(record, products=products, captured=captured)
-            records.append(record)
+            records.append(SweepRecord(label, rate, step, task.evaluated(), spent, *method.curvature(optimizer)))
     return records
 
 
-def take_step(task: Task, optimizer: Optimizer, rows: Tensor) -> None:
+def take_step(task: Task, method: Method, optimizer: Optimizer, rows: Tensor) -> None:
     """Take one step, as a user would write it."""
     loss = task.loss(rows)
     optimizer.zero_grad()
-    if isinstance(optimizer, CAO):
-        optimizer.refresh_if_due(loss)
+    method.look(optimizer, loss)
     loss.backward()
     optimizer.step()
 

@@ -1,7 +1,8 @@
 """Digits, CIFAR, two small tables and a text as tensors; crop and flip; a batch order that the seed alone decides."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,7 @@ def load(name: str, data_dir: Path | None = None, train_samples: int | None = No
     """
     if name not in DATASETS:
         raise ValueError(f"dataset must be one of {', '.join(DATASETS)}, got {name}")
-    dataset = _cifar(name, data_dir) if name in CIFAR else _text() if name == "pydoc" else _from_scikit_learn(name)
+    dataset = READERS[name](data_dir)
     return dataset if train_samples is None else balanced_subset(dataset, train_samples)
 
 
@@ -164,15 +165,19 @@ def _rank_within_class(classes: Int[np.ndarray, " n"]) -> Int[np.ndarray, " n"]:
     return rank
 
 
-def _from_scikit_learn(name: str) -> Dataset:
-    if name == "digits":
-        images, digits = sklearn_datasets.load_digits(return_X_y=True)
-        mean, std = torch.tensor([4.884]), torch.tensor([6.017])
-        return _split(images.reshape(-1, 1, 8, 8).astype(np.uint8), digits, classes=10, mean=mean, std=std)
-    if name == "breast-cancer":
-        # The features keep their units, from 1e-3 to 4e3: an ill-conditioned problem as nature made it.
-        features, diagnoses = sklearn_datasets.load_breast_cancer(return_X_y=True)
-        return _split(features.astype(np.float32), diagnoses, classes=2)
+def _digits(_: Path | None) -> Dataset:
+    images, digits = sklearn_datasets.load_digits(return_X_y=True)
+    mean, std = torch.tensor([4.884]), torch.tensor([6.017])
+    return _split(images.reshape(-1, 1, 8, 8).astype(np.uint8), digits, classes=10, mean=mean, std=std)
+
+
+def _breast_cancer(_: Path | None) -> Dataset:
+    # The features keep their units, from 1e-3 to 4e3: an ill-conditioned problem as nature made it.
+    features, diagnoses = sklearn_datasets.load_breast_cancer(return_X_y=True)
+    return _split(features.astype(np.float32), diagnoses, classes=2)
+
+
+def _diabetes(_: Path | None) -> Dataset:
     # scikit-learn ships centred columns of norm 1; divided by this std they have variance 1.
     features, progression = sklearn_datasets.load_diabetes(return_X_y=True)
     scaled = ((progression - progression.mean()) / progression.std()).astype(np.float32)[:, None]
@@ -194,7 +199,7 @@ def _split(
     return Dataset(train_inputs, train_targets, test_inputs, test_targets, classes, mean, std, augment=False)
 
 
-def _text() -> Dataset:
+def _text(_: Path | None) -> Dataset:
     """Cut each window of characters into what is seen and what comes next."""
     train, test = (torch.from_numpy(part) for part in text.windows())
     seen, coming = (slice(None), slice(-1)), (slice(None), slice(1, None))
@@ -215,3 +220,13 @@ def _cifar(name: str, data_dir: Path | None) -> Dataset:
         std=torch.tensor(files.std),
         augment=True,
     )
+
+
+READERS: Mapping[str, Callable[[Path | None], Dataset]] = {
+    **{name: partial(_cifar, name) for name in CIFAR},
+    "digits": _digits,
+    "breast-cancer": _breast_cancer,
+    "diabetes": _diabetes,
+    "pydoc": _text,
+}
+"""How each dataset of `facts.DATASETS` is read, from a folder if it needs one."""

@@ -1,6 +1,7 @@
 """What is computed from logs agrees with loops, closed forms and scipy."""
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from pandas.testing import assert_frame_equal
 from scipy import stats
 from synthetic_logs import ADAM, CAO, SGD, Run, suite_of_runs, write_suite
 
-from cao_lab.protocol import PRODUCT_PRICE
+from cao_lab.facts import CURVATURES
 from cao_lab.reporting import analysis, rates
 from cao_lab.reporting.intervals import (
     difference_interval,
@@ -32,7 +33,7 @@ def table(folder: Path, *runs: Run) -> DataFrame:
     return load_logs(write_suite(folder, runs)).epochs
 
 
-def first_hits(epochs: DataFrame, threshold: float, prices: dict[str, float] = PRODUCT_PRICE) -> DataFrame:
+def first_hits(epochs: DataFrame, threshold: float, prices: Mapping[str, float] = CURVATURES) -> DataFrame:
     return analysis.first_epoch_below(analysis.ended_with_costs(epochs, prices), [threshold])
 
 
@@ -78,7 +79,7 @@ def test_first_hits_agree_with_a_loop(losses: list[float], threshold: float) -> 
 
 
 def test_many_thresholds_at_once_are_the_same_as_one_by_one(tmp_path: Path) -> None:
-    ended = analysis.ended_with_costs(load_logs(write_suite(tmp_path, suite_of_runs())).epochs, PRODUCT_PRICE)
+    ended = analysis.ended_with_costs(load_logs(write_suite(tmp_path, suite_of_runs())).epochs, CURVATURES)
     together = analysis.first_epoch_below(ended, [4.0, 1.0, 2.5])
     alone = [analysis.first_epoch_below(ended, [threshold]) for threshold in (4.0, 1.0, 2.5)]
     assert_frame_equal(together, concat(alone, ignore_index=True))

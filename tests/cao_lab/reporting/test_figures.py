@@ -12,7 +12,7 @@ from matplotlib.lines import Line2D
 from pandas import DataFrame
 from synthetic_logs import ADAM, CAO, SGD, Run, suite_of_runs, write_suite
 
-from cao_lab.protocol import PRODUCT_PRICE
+from cao_lab.facts import CURVATURES
 from cao_lab.reporting import figures
 from cao_lab.reporting.analysis import Goal, ended_with_costs, first_epoch_below
 from cao_lab.reporting.eigenvalue_figure import eigenvalue_figure
@@ -27,7 +27,7 @@ def logs_of(folder: Path, *runs: Run) -> Logs:
 
 
 def goal(runs: DataFrame, loss: float) -> Goal:
-    return Goal(loss, first_epoch_below(ended_with_costs(runs, PRODUCT_PRICE), [loss]))
+    return Goal(loss, first_epoch_below(ended_with_costs(runs, CURVATURES), [loss]))
 
 
 def curves(figure: Figure) -> dict[str, Line2D]:

@@ -17,7 +17,7 @@ from selenium.webdriver.support.select import Select
 from selenium.webdriver.support.wait import WebDriverWait
 from synthetic_logs import ADAM, CAO, SGD, Run, decay, write_run, write_suite
 
-from cao_lab.protocol import PRODUCT_PRICE
+from cao_lab.facts import CURVATURES
 from cao_lab.reporting.analysis import ended_with_costs, first_epoch_below, time_to_threshold
 from cao_lab.reporting.claims import audit
 from cao_lab.reporting.logreader import Logs, load_logs
@@ -122,7 +122,7 @@ def cells(browser: WebDriver) -> dict[str, list[str]]:
 
 
 def expected(logs: Logs, threshold: float, baseline: str = "adam") -> dict[str, list[str]]:
-    hits = first_epoch_below(ended_with_costs(logs.epochs, PRODUCT_PRICE), [threshold])
+    hits = first_epoch_below(ended_with_costs(logs.epochs, CURVATURES), [threshold])
     summary = time_to_threshold(hits, baseline).set_index("label")
     return {
         str(label): [

@@ -6,19 +6,17 @@ from torch import nn
 
 from cao import CAO, Eigenpairs, Hessian
 from cao_lab.config import ConfigError
-from cao_lab.optimizer_config import (
-    AdaHessianConfig,
-    AdamConfig,
-    AdamWConfig,
-    CAOConfig,
-    LBFGSConfig,
-    MuonConfig,
-    SGDConfig,
-    SOAPConfig,
-    optimizer_configs,
-)
-from cao_lab.runs.methods.method import clip_with_decay
-from cao_lab.runs.methods.refresh import control
+from cao_lab.optimizer_config import optimizer_configs
+from cao_lab.runs.method import clip_with_decay
+from cao_lab.runs.methods.adahessian import AdaHessianConfig
+from cao_lab.runs.methods.adam import AdamConfig
+from cao_lab.runs.methods.adamw import AdamWConfig
+from cao_lab.runs.methods.cao import CAOConfig
+from cao_lab.runs.methods.lbfgs import LBFGSConfig
+from cao_lab.runs.methods.muon import MuonConfig
+from cao_lab.runs.methods.sgd import SGDConfig
+from cao_lab.runs.methods.soap import SOAPConfig
+from cao_lab.runs.refresh import control
 
 
 class Quadratic(nn.Module):

@@ -23,8 +23,7 @@ from cao_lab.solvers.methods.quasi_newton import TorchLBFGS
 from cao_lab.solvers.methods.sketched import Sketched
 from cao_lab.solvers.solving import adam_phase
 from cao_lab.suites.contests import list_contests, run_contests
-from cao_lab.suites.scientific import METHODS, SCIENTIFIC, SEEDS
-from cao_lab.tasks.pde import EQUATIONS
+from cao_lab.suites.scientific import METHODS, PROBLEMS, SCIENTIFIC, SEEDS
 from cao_lab.tasks.pde.problem import ProblemConfig
 
 TINY = ProblemConfig(width=4, depth=1, interior=20, initial=5, boundary=3, seed=7)
@@ -42,7 +41,7 @@ def header(folder: Path, label: str) -> dict[str, Any]:
 
 
 def test_all_problems_have_fresh_seeds_and_all_peers() -> None:
-    assert {(one.equation, one.size.seed) for one in SCIENTIFIC} == {(e, s) for e in EQUATIONS for s in (1, 2, 3)}
+    assert {(one.equation, one.size.seed) for one in SCIENTIFIC} == {(e, s) for e in PROBLEMS for s in (1, 2, 3)}
     assert 0 not in SEEDS
     assert {method.name for method in METHODS.values()} == {
         "sketched-lbfgs", "torch-lbfgs", "scipy-lbfgsb", "scipy-bfgs", "nncg", "lbfgs-nncg", "soap", "adam", "cao",
@@ -50,7 +49,7 @@ def test_all_problems_have_fresh_seeds_and_all_peers() -> None:
 
 
 def test_no_problem_has_more_parameters_than_residuals() -> None:
-    for one in SCIENTIFIC[: len(EQUATIONS)]:
+    for one in SCIENTIFIC[: len(PROBLEMS)]:
         problem = one.problem()
         assert problem.residuals is not None
         assert sum(part.numel() for part in problem.residuals()) > problem.size == 921

@@ -1,6 +1,7 @@
 """Sweeps over rates: problems that train, logs that go on where they were."""
 
 import math
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -11,7 +12,7 @@ from cao_lab.log.records import LogError
 from cao_lab.log.sweeps import HEADER, RECORDS, read_sweep, read_sweeps
 from cao_lab.sweeps import sweep
 from cao_lab.sweeps.problems import PROBLEMS, Problem, regression
-from cao_lab.sweeps.sweep import METHODS, Method, carry_out, half_decades, train
+from cao_lab.sweeps.sweep import METHODS, carry_out, half_decades, train
 
 SHORT = Problem("linear-regression", "full", None, 20, regression)
 
@@ -55,7 +56,7 @@ def test_a_run_is_that_of_a_plain_loop():
 
 
 def test_a_sweep_that_was_interrupted_goes_on_where_it_was(tmp_path, monkeypatch):
-    few = {name: Method(METHODS[name].build, METHODS[name].rates[:2]) for name in ("sgd", "cao")}
+    few = {name: replace(METHODS[name], rates=METHODS[name].rates[:2]) for name in ("sgd", "cao")}
     monkeypatch.setattr(sweep, "METHODS", few)
     done = carry_out(SHORT, 1, tmp_path)
     assert [next(done), next(done)] == [f"linear-regression seed 1 sgd {rate:g}" for rate in few["sgd"].rates]

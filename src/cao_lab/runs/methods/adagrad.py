@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Literal
 import tyro
 
 from cao_lab.assumptions import CLIP_GRADIENT, WEIGHT_DECAY
-from cao_lab.runs.methods.settings import Settings
+from cao_lab.runs.settings import Settings
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from cao_lab.runs.methods.method import Method
+    from cao_lab.runs.method import Method
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class AdaGradConfig(Settings):
         """Build torch's Adagrad, its gradients clipped."""
         from torch.optim import Adagrad
 
-        from cao_lab.runs.methods.method import first_order, trainable
+        from cao_lab.runs.method import first_order, trainable
 
         optimizer = Adagrad(trainable(model), lr=self.lr, eps=self.eps, weight_decay=self.weight_decay)
         return first_order(optimizer, self.max_gradient_norm, self.weight_decay)

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import tyro
 
 from cao_lab.assumptions import WEIGHT_DECAY
-from cao_lab.runs.methods.settings import Settings
+from cao_lab.runs.settings import Settings
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from cao_lab.runs.methods.method import Method, Objective, OnRefresh
+    from cao_lab.runs.method import Method, Objective, OnRefresh
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class AdaHessianConfig(Settings):
         """Build pytorch_optimizer's AdaHessian, which takes its products from the graph of the gradients."""
         from torch.autograd import grad
 
-        from cao_lab.runs.methods.method import Method, baseline, trainable
+        from cao_lab.runs.method import Method, baseline, trainable
 
         optimizer = baseline("AdaHessian")(
             trainable(model),

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Literal
 import tyro
 
 from cao_lab.assumptions import ADAM_LR, CLIP_GRADIENT, WEIGHT_DECAY
-from cao_lab.runs.methods.settings import Settings
+from cao_lab.runs.settings import Settings
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from cao_lab.runs.methods.method import Method
+    from cao_lab.runs.method import Method
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class AdamConfig(Settings):
         """Build torch's Adam, its gradients clipped."""
         from torch.optim import Adam
 
-        from cao_lab.runs.methods.method import first_order, trainable
+        from cao_lab.runs.method import first_order, trainable
 
         betas = (self.beta1, self.beta2)
         optimizer = Adam(trainable(model), lr=self.lr, betas=betas, eps=self.eps, weight_decay=self.weight_decay)

@@ -16,12 +16,12 @@ from cao_lab.assumptions import (
     WARMUP_STEPS,
     WEIGHT_DECAY,
 )
-from cao_lab.runs.methods.settings import ConfigError, Settings
+from cao_lab.runs.settings import ConfigError, Settings
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from cao_lab.runs.methods.method import Method, Objective, OnRefresh
+    from cao_lab.runs.method import Method, Objective, OnRefresh
 
 # Products for the log at each refresh: the first eigenvalues that the sketch does not capture.
 PRODUCTS_FOR_THE_LOG = 6
@@ -70,8 +70,8 @@ class CAOConfig(Settings):
     def build(self, model: "nn.Module", seed: int) -> "Method":
         """Build CAO, which is refreshed with the matrix that the run's config names."""
         from cao import CAO
-        from cao_lab.runs.methods.method import Method, trainable
-        from cao_lab.runs.methods.refresh import has_fresh_sketch, refresh
+        from cao_lab.runs.method import Method, trainable
+        from cao_lab.runs.refresh import has_fresh_sketch, refresh
 
         params = trainable(model)
         size = sum(p.numel() for p in params)

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 import tyro
 
-from cao_lab.runs.methods.settings import Settings
+from cao_lab.runs.settings import Settings
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from cao_lab.runs.methods.method import Method, Objective, OnRefresh
+    from cao_lab.runs.method import Method, Objective, OnRefresh
 
 # What an iteration takes in the mean, the line search included.
 GRADIENTS_PER_ITERATION = 1.25
@@ -39,7 +39,7 @@ class LBFGSConfig(Settings):
         """Build torch's L-BFGS, which takes as many gradients as it needs from each objective."""
         from torch.optim import LBFGS
 
-        from cao_lab.runs.methods.method import Method, trainable
+        from cao_lab.runs.method import Method, trainable
 
         optimizer = LBFGS(
             trainable(model),

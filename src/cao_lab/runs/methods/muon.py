@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Literal
 import tyro
 
 from cao_lab.assumptions import ADAM_LR
-from cao_lab.runs.methods.settings import Settings
+from cao_lab.runs.settings import Settings
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from cao_lab.runs.methods.method import Method
+    from cao_lab.runs.method import Method
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class MuonConfig(Settings):
 
     def build(self, model: "nn.Module", seed: int) -> "Method":
         """Build pytorch_optimizer's Muon, which is told which weights are hidden."""
-        from cao_lab.runs.methods.method import baseline, first_order, trainable
+        from cao_lab.runs.method import baseline, first_order, trainable
 
         params = trainable(model)
         matrices = [p for p in params if p.ndim >= 2]

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Literal
 import tyro
 
 from cao_lab.assumptions import ADAM_LR, CLIP_GRADIENT, WEIGHT_DECAY
-from cao_lab.runs.methods.settings import Settings
+from cao_lab.runs.settings import Settings
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from cao_lab.runs.methods.method import Method
+    from cao_lab.runs.method import Method
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class RMSPropConfig(Settings):
         """Build torch's RMSprop, its gradients clipped."""
         from torch.optim import RMSprop
 
-        from cao_lab.runs.methods.method import first_order, trainable
+        from cao_lab.runs.method import first_order, trainable
 
         decay = self.weight_decay
         optimizer = RMSprop(trainable(model), lr=self.lr, alpha=self.alpha, eps=self.eps, weight_decay=decay)

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import tyro
 
 from cao_lab.assumptions import WEIGHT_DECAY
-from cao_lab.runs.methods.settings import Settings
+from cao_lab.runs.settings import Settings
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from cao_lab.runs.methods.method import Method
+    from cao_lab.runs.method import Method
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class ShampooConfig(Settings):
 
     def build(self, model: "nn.Module", seed: int) -> "Method":
         """Build pytorch_optimizer's Shampoo; the state of its scalable one holds objects, which no checkpoint may."""
-        from cao_lab.runs.methods.method import baseline, first_order, trainable
+        from cao_lab.runs.method import baseline, first_order, trainable
 
         optimizer = baseline("Shampoo")(
             trainable(model),

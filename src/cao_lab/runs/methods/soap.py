@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 import tyro
 
-from cao_lab.runs.methods.settings import Settings
+from cao_lab.runs.settings import Settings
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from cao_lab.runs.methods.method import Method
+    from cao_lab.runs.method import Method
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class SOAPConfig(Settings):
 
     def build(self, model: "nn.Module", seed: int) -> "Method":
         """Build pytorch_optimizer's SOAP."""
-        from cao_lab.runs.methods.method import baseline, first_order, trainable
+        from cao_lab.runs.method import baseline, first_order, trainable
 
         optimizer = baseline("SOAP")(
             trainable(model),

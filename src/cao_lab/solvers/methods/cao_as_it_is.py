@@ -41,3 +41,6 @@ class FullBatchCAO:
             objective.bill(optimizer.counters.hessian_products - before)
             loss.backward(inputs=objective.params)
             optimizer.step()
+
+
+METHODS = (FullBatchCAO(),)

@@ -83,3 +83,6 @@ def remembering(
         return last[0]
 
     return lambda point: at(point)[1], lambda point: at(point)[2]
+
+
+METHODS = (ScipyBFGS(),)

@@ -58,3 +58,6 @@ def descend(optimizer: Optimizer, objective: Objective, is_decaying: bool = True
             optimizer.param_groups[0]["lr"] = lr * (1 + cos(pi * objective.spent)) / 2
         objective.closure()
         optimizer.step()
+
+
+METHODS = (Adam(), Soap())

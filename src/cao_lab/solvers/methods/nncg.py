@@ -103,3 +103,6 @@ def deepxde_module() -> ModuleType:
     # It prints a warning at every step whose conjugate gradients end at their limit.
     module.__dict__["print"] = lambda *arguments: None
     return module
+
+
+METHODS = (NNCG(), NNCG(lbfgs_share=0.5))

@@ -72,3 +72,6 @@ class ScipyLBFGSB:
             "maxls": self.max_search,
         }
         return str(optimize.minimize(objective.at, start, jac=True, method="L-BFGS-B", options=settings).message)
+
+
+METHODS = (TorchLBFGS(), ScipyLBFGSB())

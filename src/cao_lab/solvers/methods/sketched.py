@@ -57,3 +57,6 @@ class Sketched:
             before = flat(objective.params)
             optimizer.step(closure)
         return str(optimizer.status.reason)
+
+
+METHODS = (Sketched(),)

@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from cao import Eigenpairs
 from cao.operators import ParameterOperator
-from cao_lab.runs.methods.settings import ConfigError
+from cao_lab.runs.settings import ConfigError
 
 
 class Objective(Protocol):

@@ -1,12 +1,13 @@
 """What the settings of every optimizer have in common."""
 
 import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from cao_lab.runs.methods.method import Method
+    from cao_lab.runs.method import Method
 
 # Products of two settings must not overflow single precision.
 LARGEST_NUMBER = 1e30
@@ -16,8 +17,9 @@ class ConfigError(Exception):
     """A run or settings that cannot be meant; no ValueError, which tyro would put into words of its own."""
 
 
+@dataclass(frozen=True)
 class Settings:
-    """The settings of an optimizer: frozen dataclasses below this one, with a `name` and a rate `lr`."""
+    """The settings of an optimizer, whatever it is."""
 
     name: str
     lr: float

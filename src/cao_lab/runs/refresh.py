@@ -10,7 +10,7 @@ from cao.eigensolvers import eigensolver_for
 from cao.flat import FlatParams
 from cao.linalg import generator_for, orthonormalize, random_columns
 from cao.operators import ParameterOperator
-from cao_lab.runs.methods.method import OnRefresh, Refreshed
+from cao_lab.runs.method import OnRefresh, Refreshed
 
 if TYPE_CHECKING:
     from cao_lab.runs.methods.cao import CAOConfig
