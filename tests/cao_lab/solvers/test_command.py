@@ -112,7 +112,7 @@ def test_a_file_that_does_not_exist_is_named() -> None:
 
 
 def test_a_target_that_names_nothing_lists_what_there_is() -> None:
-    with pytest.raises(SolveError, match=r"convectoin is no problem; write path\.py:function, or one of convection, "):
+    with pytest.raises(SolveError, match=r"convectoin is no problem; write path\.py:function, or one of allen-cahn, "):
         load_problem("convectoin")
 
 
