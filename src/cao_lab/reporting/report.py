@@ -1,6 +1,5 @@
 """The report as a whole: figures, tables, audit and page, from a folder of logs and nothing else."""
 
-import math
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
@@ -12,20 +11,11 @@ import matplotlib.style
 from matplotlib.figure import Figure
 from pandas import DataFrame
 
-from cao_lab.facts import PAPER_TASK, SEARCHING, SUITES, suites_of
+from cao_lab.facts import SUITES, suites_of
 from cao_lab.log.solves import SolveRun
 from cao_lab.log.sweeps import read_sweeps
-from cao_lab.protocol import EARLY_SHARE
 from cao_lab.reporting.claims import audit
-from cao_lab.reporting.eigenvalue_figure import eigenvalue_figure
-from cao_lab.reporting.figures import (
-    STYLE,
-    curve_figure,
-    rank_ablation,
-    rank_ablation_figure,
-    train_loss_figure,
-    wall_clock_figure,
-)
+from cao_lab.reporting.figures import STYLE
 from cao_lab.reporting.logreader import Logs, load_logs
 from cao_lab.reporting.page import page
 from cao_lab.reporting.rates import predicted_windows
@@ -35,14 +25,11 @@ from cao_lab.reporting.scientific import load_solves
 from cao_lab.reporting.scientific_figures import loss_figure
 from cao_lab.reporting.scientific_tables import solver_tables
 from cao_lab.reporting.setting import Setting, settings
+from cao_lab.reporting.setting_figures import setting_figures
 from cao_lab.reporting.stable_rates_figure import stable_window_figure
 from cao_lab.reporting.tables import make_tables
 from cao_lab.reporting.tabular import markdown, write_table
 
-MAIN_PARTS = ("sgd", "adam", "adamw", "cao", "cao-momentum", "matched")
-CONTROL_PARTS = ("cao", "matched", "rank0-unit", "rank0-inverse", "random", "projected-out")
-WATCHED_PARTS = ("sgd", "adam", "cao", "cao-momentum", "rank3", "rank5")
-FEW_METHODS = 8
 FEW_FIGURES = 10
 
 
@@ -86,7 +73,7 @@ def figure_jobs(logs: Logs, found: list[Setting]) -> Iterator[FigureJob]:
         if one.kind == "stability":
             continue
         names = SUITES[one.suite].figures if one.suite in SUITES else {}
-        for kind, draw in setting_figures(plotted(one), one).items():
+        for kind, draw in setting_figures(one).items():
             yield FigureJob(f"{one.suite}/{names.get((one.task, kind), f'{one.task}/{kind}')}", draw)
     windows = predicted_windows(logs.epochs, logs.refreshes)
     if len(windows):
@@ -100,50 +87,6 @@ def solver_figure_jobs(solves: list[SolveRun]) -> Iterator[FigureJob]:
         if runs:
             yield FigureJob(f"{suite}/loss", partial(loss_figure, runs, "billed"))
             yield FigureJob(f"{suite}/loss-seconds", partial(loss_figure, runs, "seconds"))
-
-
-def setting_figures(runs: DataFrame, setting: Setting) -> dict[str, "partial[Figure]"]:
-    """Return the figures of one task by kind."""
-    goal = setting.goal
-    figures = {
-        "train-loss": partial(train_loss_figure, runs, goal),
-        "train-loss-seconds": partial(wall_clock_figure, runs, goal),
-    }
-    if runs["test_accuracy"].notna().any():
-        figures["test-accuracy"] = partial(curve_figure, runs, "test_accuracy")
-    # The paper has these two for its main setting only.
-    if setting.task.startswith(PAPER_TASK):
-        early = math.ceil(EARLY_SHARE * runs["budget"].max())
-        figures["train-loss-early"] = partial(train_loss_figure, runs, goal, early)
-        figures["train-accuracy"] = partial(curve_figure, runs, "train_accuracy")
-    if rank_ablation(setting.epochs)["rank"].nunique() > 1:
-        figures["rank-ablation"] = partial(rank_ablation_figure, setting.epochs, goal)
-    controls = of_parts(setting, CONTROL_PARTS)
-    if controls["label"].nunique() > 2:
-        figures["controls"] = partial(train_loss_figure, controls, goal)
-    if len(setting.refreshes):
-        figures["eigenvalues"] = partial(eigenvalue_figure, watched(setting))
-    return figures
-
-
-def watched(setting: Setting) -> DataFrame:
-    """Return the eigenvalues to draw: those of the main methods, or of each at its best where rates were searched."""
-    main = [setting.labels.get(part) for part in WATCHED_PARTS]
-    labels = main if setting.kind != "optimum" else setting.best["label"].unique()
-    chosen = setting.refreshes[setting.refreshes["label"].isin(labels)]
-    return setting.refreshes if chosen.empty else chosen
-
-
-def of_parts(setting: Setting, names: tuple[str, ...]) -> DataFrame:
-    """Return the runs of the methods that play certain parts."""
-    return setting.epochs[setting.epochs["label"].isin([setting.labels.get(name) for name in names])]
-
-
-def plotted(setting: Setting) -> DataFrame:
-    """Return the runs to draw: all methods if few, else the main ones, or the best where rates were searched."""
-    main = of_parts(setting, MAIN_PARTS)
-    has_few = setting.kind in SEARCHING or len(setting.by_label) <= FEW_METHODS or main.empty
-    return setting.best if has_few else main
 
 
 def write_figures(jobs: list[FigureJob], folder: Path) -> None:
