@@ -7,7 +7,6 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any, NoReturn, Protocol
@@ -51,33 +50,18 @@ class LocalProcesses:
 
     def start(self, config: RunConfig, execution: Execution) -> "LocalJob":
         """Start a run in a process that a Ctrl-C in the terminal does not reach."""
-        return LocalJob(config, *started(__name__, to_json(config, execution).encode()))
-
-
-def started(
-    module: str, message: bytes, environment: Mapping[str, str] | None = None
-) -> "tuple[subprocess.Popen[bytes], IO[bytes]]":
-    """Start a module in a process of its own, give it the message, and return it with the file of its errors."""
-    errors = tempfile.TemporaryFile()  # noqa: SIM115  # read when the process has ended
-    process = subprocess.Popen(
-        [sys.executable, "-m", module],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=errors,
-        start_new_session=True,
-        env=environment,
-    )
-    assert process.stdin is not None
-    process.stdin.write(message)
-    process.stdin.close()
-    return process, errors
-
-
-def last_error(process: "subprocess.Popen[bytes]", errors: IO[bytes]) -> str:
-    """Return the last line that an ended process left on standard error."""
-    errors.seek(0)
-    lines = errors.read().decode(errors="replace").strip().splitlines()
-    return lines[-1] if lines else f"exit code {process.returncode}"
+        errors = tempfile.TemporaryFile()  # noqa: SIM115  # read when the process has ended
+        process = subprocess.Popen(
+            [sys.executable, "-m", __name__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=errors,
+            start_new_session=True,
+        )
+        assert process.stdin is not None
+        process.stdin.write(to_json(config, execution).encode())
+        process.stdin.close()
+        return LocalJob(config, process, errors)
 
 
 class LocalJob:
@@ -94,7 +78,9 @@ class LocalJob:
             return False
         if not self.errors.closed:
             with self.errors:
-                self.reason = last_error(self.process, self.errors)
+                self.errors.seek(0)
+                lines = self.errors.read().decode(errors="replace").strip().splitlines()
+            self.reason = lines[-1] if lines else f"exit code {self.process.returncode}"
         return True
 
     def stop(self) -> None:
