@@ -24,8 +24,7 @@ def on_asymmetry(asymmetry: float) -> str | None:
         return None
     return (
         f"the second derivatives of this loss are wrong: its Hessian is asymmetric by {asymmetry:.2g} of its size. "
-        "Some function in the graph has no correct double backward (torch.nn.utils.weight_norm has none; "
-        "torch.nn.utils.parametrizations.weight_norm has one). GaussNewton needs none"
+        "Some function in the graph has no correct double backward. GaussNewton needs none"
     )
 
 

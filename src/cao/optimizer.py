@@ -27,6 +27,7 @@ from cao.settings import (
     check_gradients,
     check_parameters,
     check_settings,
+    check_shapes,
     check_trainable,
     check_unsupported,
     has_finite_gradients,
@@ -192,7 +193,9 @@ class CAO(Optimizer):
                         f"{name} must be the same in all parameter groups, because one sketch covers them all; "
                         f"got {group[name]} after {first[name]}"
                     )
-            check_parameters(group["params"], first["params"][0].device)
+            # The first group may be empty.
+            device = next((param.device for each in self.param_groups for param in each["params"]), None)
+            check_parameters(group["params"], device)
         except Exception:
             self.param_groups.pop()
             raise
@@ -297,10 +300,11 @@ class CAO(Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore everything that decides the next steps, the sketch in the precision it was saved in."""
-        groups = state_dict["param_groups"]
+        groups = state_dict.get("param_groups", ())
         progress = next((group["progress"] for group in groups if "progress" in group), None)
         if progress is None:
             raise ValueError("the state dict must be one of CAO, got one of another optimizer")
+        check_shapes(state_dict, self._parameters())
         shares, others = {}, {}
         for index, entries in state_dict["state"].items():
             shares[index] = {name: value for name, value in entries.items() if name.startswith("vector_")}

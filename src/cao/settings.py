@@ -149,7 +149,7 @@ def check_unsupported(**options: Any) -> None:
             raise ValueError(f"{name}={value!r} is not supported: {reasons[name]}; leave it out")
 
 
-def check_parameters(params: Sequence[Tensor], device: torch.device) -> None:
+def check_parameters(params: Sequence[Tensor], device: torch.device | None) -> None:
     """Refuse parameters that one sketch on one device cannot cover."""
     tensor_module = sys.modules.get("torch.distributed.tensor")
     for param in params:
@@ -165,6 +165,19 @@ def check_parameters(params: Sequence[Tensor], device: torch.device) -> None:
             raise ValueError("FullyShardedDataParallel is not supported; use DistributedDataParallel")
         if tensor_module is not None and isinstance(param, tensor_module.DTensor):
             raise ValueError("sharded parameters (DTensor) are not supported yet; use DistributedDataParallel")
+
+
+def check_shapes(state_dict: Mapping[str, Any], params: Sequence[Tensor]) -> None:
+    """Refuse a state of parameters of other shapes, before any of it is loaded."""
+    indices = [index for group in state_dict["param_groups"] for index in group["params"]]
+    # Another number of parameters is torch's to refuse.
+    for index, param in zip(indices, params, strict=False):
+        for name, saved in state_dict["state"].get(index, {}).items():
+            if isinstance(saved, Tensor) and saved.shape not in (param.shape, ()):
+                raise ValueError(
+                    f"the state dict is of another model: its {name} of parameter {index} has the shape "
+                    f"{tuple(saved.shape)}, the parameter {tuple(param.shape)}"
+                )
 
 
 def check_trainable(params: FlatParams, rank: object) -> None:
