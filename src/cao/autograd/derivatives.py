@@ -1,5 +1,6 @@
 """Derivatives of graphs, first and second, with errors that name a way out."""
 
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TypeAlias
@@ -48,7 +49,7 @@ def derivative(
     live = [(o, w) for o, w in zip(outputs, weights, strict=True) if o is not None and o.requires_grad]
     if not live:
         return [None] * len(inputs)
-    with explained_second_derivatives(), torch.autocast(inputs[0].device.type, enabled=False):
+    with explained_second_derivatives(), outside_fabric(), torch.autocast(inputs[0].device.type, enabled=False):
         results = torch.autograd.grad(
             [output for output, _ in live],
             inputs,
@@ -127,6 +128,21 @@ def parents_of_nodes(output: Tensor) -> dict[Node, list[Node]]:
                 pending.append(following)
             parents[following].append(node)
     return parents
+
+
+@contextmanager
+def outside_fabric() -> Iterator[None]:
+    """Let the graphs of Fabric's models be differentiated outside `fabric.backward`, which most precisions insist on."""
+    names = ("lightning.fabric.wrappers", "lightning_fabric.wrappers")
+    modules = [vars(sys.modules[name]) for name in names if name in sys.modules]
+    flags = [(module, module["_in_fabric_backward"]) for module in modules if "_in_fabric_backward" in module]
+    try:
+        for module, _ in flags:
+            module["_in_fabric_backward"] = True
+        yield
+    finally:
+        for module, flag in flags:
+            module["_in_fabric_backward"] = flag
 
 
 @contextmanager
