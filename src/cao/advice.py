@@ -47,6 +47,14 @@ def on_age(age: int) -> str:
     )
 
 
+def on_lost_source() -> str:
+    """Tell that a copy has no source of curvature."""
+    return (
+        "a copy or a pickle of SketchedLBFGS has no source of curvature, because that speaks of the model copied from; "
+        "set optimizer.source, or it goes on as plain L-BFGS over its last sketch"
+    )
+
+
 def on_failure(has_sketch: bool) -> str:
     """Tell that a refresh was in vain."""
     goes_on = "the last good sketch" if has_sketch else "first-order steps until a refresh succeeds"

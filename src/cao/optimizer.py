@@ -301,7 +301,7 @@ class CAO(Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore everything that decides the next steps, the sketch in the precision it was saved in."""
         groups = state_dict.get("param_groups", ())
-        progress = next((group["progress"] for group in groups if "progress" in group), None)
+        progress = next((group["progress"] for group in groups if "values" in group.get("progress", ())), None)
         if progress is None:
             raise ValueError("the state dict must be one of CAO, got one of another optimizer")
         check_shapes(state_dict, self._parameters())

@@ -132,7 +132,7 @@ def parents_of_nodes(output: Tensor) -> dict[Node, list[Node]]:
 
 @contextmanager
 def outside_fabric() -> Iterator[None]:
-    """Let the graphs of Fabric's models be differentiated outside `fabric.backward`, which most precisions insist on."""
+    """Let the graphs of Fabric's models be differentiated outside `fabric.backward`, on which it may insist."""
     names = ("lightning.fabric.wrappers", "lightning_fabric.wrappers")
     modules = [vars(sys.modules[name]) for name in names if name in sys.modules]
     flags = [(module, module["_in_fabric_backward"]) for module in modules if "_in_fabric_backward" in module]
