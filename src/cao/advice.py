@@ -20,8 +20,7 @@ def on_asymmetry(asymmetry: float, warned: list[str]) -> None:
     warn_once(
         "asymmetry",
         f"the second derivatives of this loss are wrong: its Hessian is asymmetric by {asymmetry:.2g} of its size. "
-        "Some function in the graph has no correct double backward (torch.nn.utils.weight_norm has none; "
-        "torch.nn.utils.parametrizations.weight_norm has one). GaussNewton needs none",
+        "Some function in the graph has no correct double backward. GaussNewton needs none",
         warned,
     )
 
@@ -45,6 +44,15 @@ def on_age(age: int, warned: list[str]) -> None:
         "call optimizer.refresh_if_due(loss) in every iteration",
         warned,
     )
+
+
+def on_lost_source() -> None:
+    """Tell that a copy has no source of curvature."""
+    message = (
+        "a copy or a pickle of SketchedLBFGS has no source of curvature, because that speaks of the model copied from; "
+        "set optimizer.source, or it goes on as plain L-BFGS over its last sketch"
+    )
+    warn_once("source", message, [])
 
 
 def on_failure(has_sketch: bool, warned: list[str]) -> None:

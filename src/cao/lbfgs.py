@@ -1,7 +1,9 @@
 """L-BFGS over a sketch of the curvature: the full-batch solver for problems whose spectrum falls steeply."""
 
+import copy
 import math
 from collections.abc import Callable, Iterable
+from numbers import Integral
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -9,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
+from cao import advice
 from cao.curvature import LossFunction, operator_for
 from cao.least_squares import LeastSquares
 from cao.line_search import HagerZhang, Point
@@ -16,6 +19,7 @@ from cao.objective import Iterate, Objective, change_between
 from cao.operators import ParameterOperator
 from cao.quasi_newton import InverseHessian
 from cao.refreshes import FIRST_PRICE, eigenpairs, has_slowed, next_rank, start_columns
+from cao.settings import check_parameters, is_count, is_number, is_positive
 
 # A search that fails is followed by one over a new sketch, by one in very short steps, and by none.
 FAILURES_TO_STOP = 3
@@ -85,10 +89,10 @@ class SketchedLBFGS(Optimizer):
         seed: int = 0,
         process_group: dist.ProcessGroup | None = None,
     ) -> None:
-        defaults = {
+        defaults: dict[str, Any] = {
             "lr": lr,
             "max_iter": max_iter,
-            "max_eval": max_iter * 5 // 4 if max_eval is None else max_eval,
+            "max_eval": max_eval,
             "history_size": history_size,
             "rank": rank,
             "refresh": refresh,
@@ -97,7 +101,13 @@ class SketchedLBFGS(Optimizer):
             "seed": seed,
         }
         check_settings(defaults)
-        self.source, self.line_search, self.process_group = source, line_search or HagerZhang(), process_group
+        if max_eval is None:
+            defaults["max_eval"] = max_iter * 5 // 4
+        # A state dict holds numbers of Python only, so that it loads with weights_only=True.
+        defaults = {name: int(value) if is_count(value) else value for name, value in defaults.items()}
+        self.source, self.line_search = source, line_search or HagerZhang()
+        self.process_group: Any = process_group
+        self._has_lost_source = False
         super().__init__(params, defaults)
         self.param_groups[0]["progress"] = {
             "reason": "not started",
@@ -119,11 +129,13 @@ class SketchedLBFGS(Optimizer):
         super().add_param_group(param_group)
         if not self._params:
             raise ValueError("SketchedLBFGS needs a parameter that requires a gradient, got none")
+        check_parameters(self._params, self._params[0].device)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any]) -> Any:  # type: ignore[override]
         """Take up to `max_iter` iterations and return the loss that they started from."""
         settings, progress = self._settings, self._progress
+        self._check_copy()
         objective = Objective(torch.enable_grad()(closure), self._params, self.process_group)
         here = objective(objective.position())
         first = objective.loss
@@ -163,19 +175,55 @@ class SketchedLBFGS(Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore everything that decides the next steps, bit for bit."""
-        if not any("progress" in group for group in state_dict["param_groups"]):
+        if not any("stalled_at" in group.get("progress", ()) for group in state_dict.get("param_groups", ())):
             raise ValueError("the state dict must be one of SketchedLBFGS, got one of another optimizer")
+        self._check_state(state_dict)
         super().load_state_dict(state_dict)
         # torch has cast every tensor to the parameter's dtype, but some small ones are kept in float64.
         for saved in state_dict["state"].values():
             device = self._params[0].device
             self._state.update({k: v.to(device, copy=True) for k, v in saved.items() if isinstance(v, Tensor)})
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a pickle or a deep copy holds: no source, which speaks of this model, and no process group."""
+        group = "lost" if isinstance(self.process_group, dist.ProcessGroup) else self.process_group
+        own = {"source": None, "line_search": self.line_search, "process_group": group}
+        return {**super().__getstate__(), **own, "_has_lost_source": self.source is not None}
+
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restore from a pickle or a deep copy; the source and the process group do not travel."""
+        """Restore from a pickle, a deep copy or a state dict."""
         for name, value in (("source", None), ("line_search", HagerZhang()), ("process_group", None)):
             self.__dict__.setdefault(name, value)
+        self.__dict__.setdefault("_has_lost_source", False)
         super().__setstate__(state)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "SketchedLBFGS":
+        """Return a copy in this process, where the process group is what it was."""
+        other = self.__class__.__new__(self.__class__)
+        memo[id(self)] = other
+        other.__setstate__(copy.deepcopy(self.__getstate__(), memo))
+        other.process_group = self.process_group
+        return other
+
+    def _check_copy(self) -> None:
+        """Say what a copy or a pickle has left behind."""
+        if self.process_group == "lost" and dist.is_available() and dist.is_initialized():
+            raise ValueError("a process group does not travel with a pickle; set optimizer.process_group again")
+        if self._has_lost_source and self.source is None:
+            self._has_lost_source = False
+            advice.on_lost_source()
+
+    def _check_state(self, state_dict: dict[str, Any]) -> None:
+        """Refuse the state of another model, before any of it is loaded."""
+        size, dtype = sum(p.numel() for p in self._params), torch.cat([p.new_empty(0) for p in self._params]).dtype
+        for entries in state_dict["state"].values():
+            for name in ("steps", "vectors"):
+                saved = entries.get(name)
+                if saved is not None and (saved.shape[1] != size or saved.dtype != dtype):
+                    raise ValueError(
+                        f"the state dict is of another model: it has {saved.shape[1]} parameters in {saved.dtype}, "
+                        f"this one {size} in {dtype}"
+                    )
 
     @property
     def _params(self) -> list[Tensor]:
@@ -276,13 +324,15 @@ class SketchedLBFGS(Optimizer):
 
 def check_settings(settings: dict[str, Any]) -> None:
     """Refuse settings that cannot work."""
-    if not settings["lr"] > 0:
-        raise ValueError(f"lr must be positive, got {settings['lr']}")
-    for name in ("tolerance_grad", "tolerance_change"):
-        if not settings[name] >= 0:
-            raise ValueError(f"{name} must not be negative, got {settings[name]}")
     for name in ("max_iter", "max_eval", "history_size", "rank", "refresh"):
         value = settings[name]
-        is_automatic = value == "auto" and name in ("rank", "refresh")
-        if not is_automatic and not (isinstance(value, int) and value > 0):
+        is_left_open = value == "auto" if name in ("rank", "refresh") else name == "max_eval" and value is None
+        if not is_left_open and not is_count(value):
             raise ValueError(f"{name} must be a positive integer, got {value!r}")
+    if not is_positive(settings["lr"]):
+        raise ValueError(f"lr must be positive and finite, got {settings['lr']!r}")
+    for name in ("tolerance_grad", "tolerance_change"):
+        if not (is_number(settings[name]) and settings[name] >= 0):
+            raise ValueError(f"{name} must not be negative, got {settings[name]!r}")
+    if not isinstance(settings["seed"], Integral):
+        raise ValueError(f"seed must be a whole number, got {settings['seed']!r}")

@@ -60,9 +60,8 @@ class LeastSquares:
         """Return the residuals as vectors: one per tensor, or per column of a tensor."""
         with isolated_forward(self.params[0].device):
             result = self._residuals()
-        tensors = [result] if isinstance(result, Tensor) else list(result)
-        if not tensors or not all(isinstance(tensor, Tensor) for tensor in tensors):
-            raise ValueError("residuals must return one tensor or several; the loss is the sum of their squares")
+        tensors = [result] if isinstance(result, Tensor) else list(result) if isinstance(result, Iterable) else []
+        check_residuals(tensors)
         return [column for tensor in tensors for column in columns_of(tensor)]
 
 
@@ -91,6 +90,9 @@ class Linearized:
         """
         images = torch.linalg.qr(self.push(start)).Q
         basis, triangle = torch.linalg.qr(self.pull(images))
+        if not bool(triangle.isfinite().all()):  # Which torch refuses to decompose; so do we, in our own way.
+            lost = triangle.new_full((len(triangle),), torch.nan)
+            return Eigenpairs(lost, basis, lost, start.shape[1])
         rotation, singular, _ = torch.linalg.svd(triangle)
         return Eigenpairs(2 * singular.square(), basis @ rotation, torch.zeros_like(singular), start.shape[1])
 
@@ -137,6 +139,17 @@ class GraphLinearized(Linearized):
         for column, target in zip(columns.T, pulled, strict=True):
             FlatParams(self.params).add_to(target, derivative([self.residuals], self.params, [column]))
         return pulled.T
+
+
+def check_residuals(tensors: Sequence[object]) -> None:
+    """Refuse what has no Jacobian, saying what was got."""
+    if not tensors or not all(isinstance(tensor, Tensor) for tensor in tensors):
+        raise ValueError("residuals must return one tensor or several; the loss is the sum of their squares")
+    for tensor in tensors:
+        if isinstance(tensor, Tensor) and tensor.dtype not in (torch.float32, torch.float64):
+            raise ValueError(f"residuals must be in float32 or float64, got {tensor.dtype}")
+    if not any(isinstance(tensor, Tensor) and tensor.requires_grad for tensor in tensors):
+        raise ValueError("the residuals have no graph; compute them from the parameters, without .detach() or no_grad")
 
 
 def columns_of(tensor: Tensor) -> list[Tensor]:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from numbers import Real
 from typing import Any, NamedTuple
 
 import torch
@@ -36,7 +37,9 @@ class Objective:
         """Move the parameters there, and return the loss and the gradient."""
         self.move(position)
         self.loss = self.closure()
-        value = torch.as_tensor(self.loss).detach().reshape(1).to(position)
+        value = number_of(self.loss).to(position)
+        if all(p.grad is None for p in self.params):
+            raise ValueError("the closure left no gradient; let it call loss.backward() before it returns the loss")
         gradients = [torch.zeros_like(p) if p.grad is None else p.grad.to_dense() for p in self.params]
         numbers = torch.cat([*(g.reshape(-1) for g in gradients), value])
         if dist.is_available() and dist.is_initialized():
@@ -52,6 +55,15 @@ class Objective:
     def position(self) -> Float[Tensor, " n"]:
         """Return where the parameters are."""
         return torch.cat([p.reshape(-1) for p in self.params])
+
+
+def number_of(loss: Any) -> Float[Tensor, " 1"]:
+    """Return what a closure has returned as a vector of one number."""
+    number = torch.as_tensor(loss).detach() if isinstance(loss, Tensor | Real) or hasattr(loss, "__array__") else None
+    if number is None or number.numel() != 1 or number.is_complex():
+        got = type(loss).__name__ if number is None else f"shape {tuple(number.shape)} of {number.dtype}"
+        raise ValueError(f"the closure must return the loss, one real number, got {got}")
+    return number.reshape(1)
 
 
 def change_between(here: Iterate, there: Iterate) -> float:

@@ -176,7 +176,9 @@ class CAO(Optimizer):
         try:
             check_settings(group)
             check_one_sketch(group, first)
-            check_parameters(group["params"], first["params"][0].device)
+            # The first group may be empty.
+            device = next((param.device for each in self.param_groups for param in each["params"]), None)
+            check_parameters(group["params"], device)
         except Exception:
             self.param_groups.pop()
             raise
@@ -274,7 +276,7 @@ class CAO(Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore everything that decides the next steps, the sketch in the precision it was saved in."""
-        check_saved(state_dict)
+        check_saved(state_dict, self._parameters())
         super().load_state_dict(without_progress(state_dict))
         load_progress(state_dict, self._progress, self._parameters())
         translate_momentum(state_dict, Rules(self.param_groups, self._progress), self.state)

@@ -101,10 +101,19 @@ def is_share(name: object) -> bool:
     return isinstance(name, str) and name.startswith(VECTOR)
 
 
-def check_saved(saved: Mapping[str, Any]) -> None:
-    """Refuse a state dict of another optimizer, or one that is not whole."""
-    if not any("progress" in group for group in saved["param_groups"]):
+def check_saved(saved: Mapping[str, Any], params: Sequence[Tensor]) -> None:
+    """Refuse a state dict of another optimizer or another model, or one that is not whole, before any is loaded."""
+    if not any("values" in group.get("progress", ()) for group in saved.get("param_groups", ())):
         raise ValueError("the state dict must be one of CAO, got one of another optimizer")
+    indices = [index for group in saved["param_groups"] for index in group["params"]]
+    # Another number of parameters is torch's to refuse.
+    for index, param in zip(indices, params, strict=False):
+        for name, value in saved["state"].get(index, {}).items():
+            if isinstance(value, Tensor) and value.shape not in (param.shape, ()):
+                raise ValueError(
+                    f"the state dict is of another model: its {name} of parameter {index} has the shape "
+                    f"{tuple(value.shape)}, the parameter {tuple(param.shape)}"
+                )
     has_vectors = any(is_share(name) for entries in saved["state"].values() for name in entries)
     if progress_in(saved)["values"] and not has_vectors:
         raise ValueError(

@@ -158,7 +158,7 @@ def check_unsupported(**options: Any) -> None:
             raise ValueError(f"{name}={value!r} is not supported: {reasons[name]}; leave it out")
 
 
-def check_parameters(params: Sequence[Tensor], device: torch.device) -> None:
+def check_parameters(params: Sequence[Tensor], device: torch.device | None) -> None:
     """Refuse parameters that one sketch on one device cannot cover."""
     tensor_module = sys.modules.get("torch.distributed.tensor")
     for param in params:

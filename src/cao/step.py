@@ -171,7 +171,8 @@ def clip_factor(stretches: Sequence[Stretch], weights: Sequence[Tensor], limit: 
             norms.append(update.norm() * (rate / max(rates)))
     if not norms:
         return torch.ones(())
-    return torch.clamp(limit / torch.stack(norms).norm(), max=1.0)
+    # An entry that is not a number leaves the others where they are, as one that is infinite does.
+    return torch.clamp(limit / torch.stack(norms).norm(), max=1.0).nan_to_num(nan=0.0)
 
 
 def stretches_of(groups: Sequence[Mapping[str, Any]], sketch: Sketch | None, state: State) -> Iterator[Stretch]:

@@ -13,7 +13,7 @@ from typing import Annotated, Literal, NoReturn
 
 import tyro
 
-from cao_lab.config import Execution, RunConfig
+from cao_lab.config import ConfigError, Execution, RunConfig
 from cao_lab.facts import SUITES, kind_of
 from cao_lab.solvers.config import SolveConfig
 from cao_lab.spectrum.config import SpectrumConfig
@@ -55,6 +55,10 @@ def suite(
         dry_run: List the runs with an estimate of their time, and run nothing.
         execution: Where and how the runs are carried out.
     """
+    if jobs < 1:
+        raise ConfigError(f"jobs must be at least 1, got {jobs}")
+    if kind_of(name) and not dry_run:  # A folder that cannot be written to shows at once, and not in each run.
+        execution.logs.mkdir(parents=True, exist_ok=True)
     if kind_of(name) == "rates":
         from cao_lab.suites.robust import list_robust, run_robust
 

@@ -3,9 +3,11 @@
 import copy
 import io
 import math
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.multiprocessing as mp
@@ -14,7 +16,7 @@ from scipy import optimize
 from small_models import flat_params, seeded
 from torch import Tensor, nn
 
-from cao import GaussNewton, LeastSquares, SketchedLBFGS
+from cao import CAO, GaussNewton, LeastSquares, SketchedLBFGS
 from cao.line_search import HagerZhang
 
 Loss = Callable[[Tensor], Tensor]
@@ -359,15 +361,44 @@ def test_a_copy_goes_on_without_the_source() -> None:
     source = LeastSquares(lambda: rosenbrock_residuals(problem.theta), [problem.theta])
     optimizer = SketchedLBFGS([problem.theta], source=source)
     optimizer.step(problem.closure)
-    duplicate = copy.deepcopy(optimizer)
+    other, duplicate = copy.deepcopy((problem, optimizer))
     assert duplicate.source is None
     assert duplicate.status == optimizer.status
+    with pytest.warns(UserWarning, match=r"set optimizer\.source"):
+        duplicate.step(other.closure)
+
+
+def test_a_copy_that_is_given_a_source_says_nothing() -> None:
+    problem = Problem(rosenbrock, [-1.2, 1.0])
+    optimizer = SketchedLBFGS([problem.theta], source=problem.loss, line_search=HagerZhang(curvature=0.8))
+    other, duplicate = copy.deepcopy((problem, optimizer))
+    assert duplicate.line_search == optimizer.line_search
+    duplicate.source = other.loss
+    duplicate.step(other.closure)
+
+
+class _Group(torch.distributed.ProcessGroup):
+    pass
+
+
+def test_a_process_group_stays_with_a_deep_copy_and_is_missed_in_a_pickle() -> None:
+    group = _Group(0, 1)
+    optimizer = SketchedLBFGS([torch.zeros(2, requires_grad=True)], process_group=group)
+    assert copy.deepcopy(optimizer).process_group is group
+    assert pickle.loads(pickle.dumps(optimizer)).process_group == "lost"
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
         ({"lr": 0.0}, "lr must be positive"),
+        ({"lr": math.inf}, "lr must be positive and finite, got inf"),
+        ({"lr": "1"}, "lr must be positive and finite, got '1'"),
+        ({"max_iter": "20"}, "max_iter must be a positive integer, got '20'"),
+        ({"max_eval": True}, "max_eval must be a positive integer, got True"),
+        ({"rank": True}, "rank must be a positive integer, got True"),
+        ({"seed": 1.5}, "seed must be a whole number, got 1.5"),
+        ({"tolerance_change": None}, "tolerance_change must not be negative, got None"),
         ({"max_iter": 0}, "max_iter must be a positive integer"),
         ({"history_size": "auto"}, "history_size must be a positive integer, got 'auto'"),
         ({"rank": -1}, "rank must be a positive integer"),
@@ -390,6 +421,70 @@ def test_what_cannot_be_optimised_is_refused() -> None:
     theta = torch.zeros(2, requires_grad=True)
     with pytest.raises(ValueError, match="another optimizer"):
         SketchedLBFGS([theta]).load_state_dict(torch.optim.SGD([theta], 0.1).state_dict())
+
+
+@pytest.mark.parametrize(
+    ("theta", "message"),
+    [
+        (torch.zeros(2, dtype=torch.complex128), "parameters must be real, got one of torch.complex128"),
+        (torch.zeros(2, device="meta"), "parameters must hold data"),
+    ],
+    ids=["complex", "meta"],
+)
+def test_parameters_that_it_could_not_move_are_refused(theta: Tensor, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        SketchedLBFGS([theta.requires_grad_()])
+
+
+def test_whole_numbers_of_numpy_are_taken() -> None:
+    optimizer = SketchedLBFGS([torch.zeros(2, requires_grad=True)], rank=np.int64(2), max_iter=np.int32(4))  # type: ignore[arg-type]
+    assert [type(optimizer.param_groups[0][name]) for name in ("rank", "max_iter", "max_eval")] == [int, int, int]
+
+
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [(None, "got NoneType"), ("1", "got str"), (torch.ones(2), r"got shape \(2,\)"), (1j, "got complex")],
+)
+def test_a_closure_must_return_the_loss(returned: object, message: str) -> None:
+    problem = Problem(rosenbrock, [-1.2, 1.0])
+    with pytest.raises(ValueError, match=f"the closure must return the loss, one real number, {message}"):
+        SketchedLBFGS([problem.theta]).step(lambda: (problem.closure(), returned)[1])
+
+
+def test_a_closure_without_a_backward_pass_is_explained() -> None:
+    problem = Problem(rosenbrock, [-1.2, 1.0])
+    with pytest.raises(ValueError, match=r"left no gradient; let it call loss\.backward"):
+        SketchedLBFGS([problem.theta]).step(problem.loss)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_the_state_of_another_model_is_refused_and_none_of_it_is_kept(dtype: torch.dtype) -> None:
+    problem = Problem(rosenbrock, [-1.2, 1.0, 1.0])
+    optimizer = SketchedLBFGS([problem.theta])
+    optimizer.step(problem.closure)
+    other = SketchedLBFGS([torch.zeros(2 if dtype == torch.float64 else 3, dtype=dtype, requires_grad=True)])
+    with pytest.raises(ValueError, match=r"another model: it has 3 parameters in torch\.float64, this one"):
+        other.load_state_dict(optimizer.state_dict())
+    assert other.status.reason == "not started"
+
+
+def test_a_cao_and_a_sketched_lbfgs_refuse_each_others_state() -> None:
+    theta = torch.zeros(2, requires_grad=True)
+    one, other = SketchedLBFGS([theta]), CAO([theta], 0.1)
+    for optimizer, state in ((one, other.state_dict()), (other, one.state_dict()), (one, {})):
+        with pytest.raises(ValueError, match="got one of another optimizer"):
+            optimizer.load_state_dict(state)
+
+
+def test_residuals_that_are_not_finite_leave_plain_lbfgs() -> None:
+    problem = Problem(rosenbrock, [-1.2, 1.0])
+    source = LeastSquares(lambda: rosenbrock_residuals(problem.theta) * math.nan, [problem.theta])
+    optimizer = SketchedLBFGS([problem.theta], source=source, refresh=1)
+    for _ in range(5):
+        optimizer.step(problem.closure)
+    assert problem.value() < 1e-8
+    assert optimizer.status.rank == 0
+    assert optimizer.status.refreshes > 0
 
 
 def test_two_processes_take_the_steps_of_one_on_all_points(tmp_path: Path) -> None:

@@ -233,3 +233,19 @@ def test_residuals_must_be_a_function_of_tensors(wrong: object) -> None:
         LeastSquares(wrong, [torch.zeros(3)])  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="residuals must"):
         LeastSquares(lambda: [wrong, 1.0], [torch.zeros(3)]).linearize()  # type: ignore[arg-type, list-item]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda theta: theta.detach(), "the residuals have no graph"),
+        (lambda theta: theta.bfloat16(), "must be in float32 or float64, got torch.bfloat16"),
+        (lambda theta: theta * 1j, "must be in float32 or float64, got torch.complex64"),
+        (lambda theta: None, "must return one tensor or several"),
+    ],
+    ids=["detached", "bfloat16", "complex", "none"],
+)
+def test_residuals_without_a_jacobian_are_refused(change: Callable[[Tensor], Tensor], message: str) -> None:
+    theta = torch.ones(3, requires_grad=True)
+    with pytest.raises(ValueError, match=message):
+        LeastSquares(lambda: change(theta), [theta]).linearize()

@@ -30,6 +30,13 @@ def test_a_gradient_with_one_bad_entry_takes_a_first_order_step_elsewhere(value,
     assert not problem.theta[1].isfinite()
 
 
+@pytest.mark.parametrize("value", [torch.inf, torch.nan])
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_clipping_keeps_the_bad_entry_to_itself(value, momentum):
+    problem, _, _, _ = after_a_spoilt_step(value, max_update_norm=0.1, momentum=momentum)
+    assert problem.theta.isfinite().tolist() == [True, False, True, True, True, True]
+
+
 def test_momentum_keeps_the_bad_entry_to_itself():
     problem, optimizer, _, _ = after_a_spoilt_step(torch.inf, momentum=0.9)
     good = torch.arange(6) != 1

@@ -190,3 +190,38 @@ def test_the_state_of_another_optimizer_is_refused():
     problem = Quadratic()
     with pytest.raises(ValueError, match="must be one of CAO, got one of another optimizer"):
         CAO(problem.params, 0.1).load_state_dict(torch.optim.SGD(problem.params, 0.1).state_dict())
+
+
+@pytest.mark.parametrize("settings", [{"rank": 2}, {"rank": 0, "momentum": 0.9}], ids=["sketch", "momentum"])
+def test_the_state_of_a_model_of_other_shapes_is_refused_and_none_of_it_is_kept(settings):
+    saved = trained(nn.Linear(3, 4), **settings).state_dict()
+    optimizer = trained(nn.Linear(3, 2), **settings)
+    before = str(optimizer.state_dict())
+    with pytest.raises(ValueError, match=r"another model: .* of parameter 0 has the shape \(4, 3\), .* \(2, 3\)"):
+        optimizer.load_state_dict(saved)
+    assert str(optimizer.state_dict()) == before
+
+
+def trained(model: nn.Module, **settings) -> CAO:
+    optimizer = CAO(model.parameters(), lr=0.1, **settings)
+    loss = model(torch.ones(5, 3)).square().sum()
+    optimizer.refresh_if_due(loss)
+    loss.backward()
+    optimizer.step()
+    return optimizer
+
+
+@pytest.mark.parametrize("state", [{}, nn.Linear(2, 2).state_dict()], ids=["empty", "of a model"])
+def test_what_is_no_state_of_an_optimizer_is_refused(state):
+    with pytest.raises(ValueError, match="must be one of CAO"):
+        CAO(nn.Linear(2, 2).parameters(), lr=0.1).load_state_dict(state)
+
+
+def test_an_empty_group_may_come_first():
+    model = nn.Linear(3, 2)
+    optimizer = CAO([{"params": []}, {"params": model.parameters()}], lr=0.1)
+    loss = model(torch.ones(5, 3)).square().sum()
+    optimizer.refresh_if_due(loss)
+    loss.backward()
+    optimizer.step()
+    assert float(model(torch.ones(5, 3)).square().sum()) < float(loss)

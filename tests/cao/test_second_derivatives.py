@@ -1,5 +1,6 @@
 """Layers that can be differentiated only once: the Hessian refuses them where it can, Gauss-Newton is right."""
 
+import re
 import warnings
 
 import numpy as np
@@ -13,6 +14,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.utils import parametrizations, weight_norm
 
 from cao import CAO, GaussNewton, Hessian
+from cao.autograd.derivatives import NoSecondDerivativeError, with_way_out
 from cao.operators import SymmetryProbe
 
 
@@ -225,3 +227,9 @@ def test_a_backward_pass_that_detaches_what_it_saved_costs_the_hessian_a_symmetr
     torch.testing.assert_close(
         operator @ torch.eye(26, dtype=torch.float64), dense_gauss_newton(model, data), rtol=1e-6, atol=1e-8
     )
+
+
+def test_the_refusal_of_a_compiled_backward_pass_that_gave_its_buffers_away_names_the_ways_out():
+    error = with_way_out(RuntimeError("This backward function was compiled with non-empty donated buffers"))
+    assert isinstance(error, NoSecondDerivativeError)
+    assert re.search(r"no second derivative .*donated buffers.*uncompiled model", str(error))

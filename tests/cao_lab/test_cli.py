@@ -201,6 +201,8 @@ def test_a_mistyped_flag_gets_a_suggestion(cao):
         (["train", "sgd", "--train-samples", "5"], "cao: train_samples must be from"),
         (["suite", "nonsense"], "cao: no suite is called nonsense"),
         (["suite", "demo", "--jobs", "0"], "cao: jobs must be at least 1, got 0"),
+        (["suite", "scientific", "--jobs", "0", "--dry-run"], "cao: jobs must be at least 1, got 0"),
+        (["suite", "robust", "--jobs", "-1", "--dry-run"], "cao: jobs must be at least 1, got -1"),
     ],
 )
 def test_wrong_input_is_answered_in_one_line_and_leaves_nothing_behind(cao, tmp_path, monkeypatch, arguments, message):
@@ -210,6 +212,16 @@ def test_wrong_input_is_answered_in_one_line_and_leaves_nothing_behind(cao, tmp_
     assert said.startswith(message)
     assert said.count("\n") == 1
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("suite", ["demo", "scientific", "robust"])
+def test_a_suite_whose_logs_cannot_be_written_ends_before_its_first_run(cao, tmp_path, suite):
+    logs = tmp_path / "logs"
+    logs.symlink_to(logs)
+    code, said = cao("suite", suite, "--logs", str(logs))
+    assert code == 2
+    assert said.startswith("cao: ")
+    assert said.count("\n") == 1
 
 
 @pytest.mark.parametrize("command", [[], ["train"], ["train", "cao"], ["suite"], ["report"], ["theory"], ["data"]])

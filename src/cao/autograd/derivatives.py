@@ -1,6 +1,8 @@
 """Derivatives of graphs, first and second, with errors that name a way out."""
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TypeAlias
 
 import torch
@@ -55,7 +57,7 @@ def derivative(
     if not live:
         return [None] * len(inputs)
     try:
-        with torch.autocast(inputs[0].device.type, enabled=False):
+        with outside_fabric(), torch.autocast(inputs[0].device.type, enabled=False):
             results = torch.autograd.grad(
                 [output for output, _ in live],
                 inputs,
@@ -82,7 +84,9 @@ def with_way_out(error: RuntimeError) -> RuntimeError | None:
             "the graph of this loss is gone; refresh before loss.backward(), not after it, and let a function run its "
             "forward pass anew at every call (or pass the loss itself)"
         )
-    symptoms = ("is not implemented", "double backward", "incompatible with .grad()", "once_differentiable")
+    symptoms = (
+        "is not implemented", "double backward", "incompatible with .grad()", "once_differentiable", "donated buffers",
+    )  # fmt: skip
     if not any(symptom in str(error) for symptom in symptoms):
         return None
     return NoSecondDerivativeError(str(error).splitlines()[0])
@@ -133,3 +137,18 @@ def parents_of_nodes(output: Tensor) -> dict[Node, list[Node]]:
                 pending.append(following)
             parents[following].append(node)
     return parents
+
+
+@contextmanager
+def outside_fabric() -> Iterator[None]:
+    """Let the graphs of Fabric's models be differentiated outside `fabric.backward`, on which it may insist."""
+    names = ("lightning.fabric.wrappers", "lightning_fabric.wrappers")
+    modules = [vars(sys.modules[name]) for name in names if name in sys.modules]
+    flags = [(module, module["_in_fabric_backward"]) for module in modules if "_in_fabric_backward" in module]
+    try:
+        for module, _ in flags:
+            module["_in_fabric_backward"] = True
+        yield
+    finally:
+        for module, flag in flags:
+            module["_in_fabric_backward"] = flag

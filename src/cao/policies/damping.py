@@ -132,7 +132,8 @@ class AtTheEdge:
 
     def brake(self, damping: float, pace: Pace) -> float:
         """Return the rate 1/η over the rate that was asked for."""
-        return self.need(pace) / damping if pace.rate > 0 else 1.0
+        # At a rate of zero, or one so small that its inverse overflows, both are infinite.
+        return self.need(pace) / damping if math.isfinite(damping) else 1.0
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ def find_suite(name: str) -> tuple[str, Suite]:
         return name, SUITES[name]
     path, colon, attribute = name.rpartition(":")
     if not colon or not path.endswith(".py"):
-        raise ConfigError(f"no suite is called {name}; there are {', '.join(SUITES)}, or give path.py:NAME")
+        raise ConfigError(f"no suite is called {name}; there are {', '.join(facts.SUITES)}, or give path.py:NAME")
     module = import_file(Path(path))
     if not hasattr(module, attribute):
         raise ConfigError(f"{path} defines no {attribute}")

@@ -102,6 +102,20 @@ def test_fabric_takes_the_steps_of_a_plain_loop():
     assert_as_in_the_plain_loop(network, optimizer.optimizer)
 
 
+def test_fabric_lets_a_model_in_mixed_precision_refresh_and_keeps_its_own_rule():
+    fabric = lightning.Fabric(accelerator="cpu", devices=1, precision="bf16-mixed")
+    network = smooth_network(torch.float32)
+    model, optimizer = fabric.setup(network, CAO(network.parameters(), 0.1, **SETTINGS))
+    inputs, labels = BATCHES[0]
+    data = inputs.float(), labels
+    loss = loss_of(model, data)
+    assert optimizer.refresh_if_due(loss)
+    fabric.backward(loss)
+    optimizer.step()
+    with pytest.raises(RuntimeError, match=r"fabric\.backward"):
+        loss_of(model, data).backward()
+
+
 class ScaledInHook(InHook):
     """Refreshes in the hook, which is given the loss after Lightning has divided and scaled it."""
 

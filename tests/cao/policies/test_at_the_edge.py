@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from small_models import Quadratic, batch, flat_params, smooth_network, train
+from small_models import Quadratic, batch, descend, flat_params, smooth_network, train
 from torch.optim import SGD
 from torch.optim.lr_scheduler import OneCycleLR
 
@@ -112,3 +112,12 @@ def spectral_radius(rate: float, momentum: float, spread: float) -> float:
 def test_another_scaling_is_refused(settings):
     with pytest.raises(ValueError, match=r'damping="edge" needs scaling to be "unit", got \'inverse-damping\''):
         CAO(Quadratic().params, 0.1, **settings)
+
+
+@pytest.mark.parametrize("lr", [1e-310, 5e-324])
+def test_a_rate_too_small_to_be_inverted_moves_nothing(lr):
+    problem = Quadratic(sizes=(2, 4))
+    optimizer = CAO(problem.params, lr, momentum=0.9)
+    before = problem.theta
+    descend(problem, optimizer, 3)
+    torch.testing.assert_close(problem.theta, before, rtol=0, atol=1e-300)
