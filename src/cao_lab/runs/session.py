@@ -176,6 +176,7 @@ class Session:
 
     def write(self, record: EpochRecord) -> None:
         """Append the rows of an epoch, and save unless that was done a moment ago."""
+        self.log.check_lock()
         self.write_refreshes()
         self.log.epochs.append([record])
         if time.monotonic() - self.saved_at >= SECONDS_BETWEEN_CHECKPOINTS:
@@ -202,6 +203,7 @@ class Session:
     def save(self) -> None:
         """Write a checkpoint; the rows it counts on reach the disk before it."""
         with self.training.meter.excluded():
+            self.log.check_lock()
             self.write_refreshes()
             self.log.sync()
             rows = {"epochs": self.log.epochs.rows, "refreshes": self.log.refreshes.rows}
