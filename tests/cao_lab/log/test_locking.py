@@ -34,7 +34,7 @@ def hold_until_killed(folder, has_lock):
 
 def test_a_lock_excludes_others_names_its_owner_and_leaves_nothing_behind(tmp_path):
     with Lock(tmp_path) as lock:
-        with pytest.raises(LogError, match=f"another process is working on .*process {os.getpid()} on "), Lock(tmp_path):
+        with pytest.raises(LogError, match=rf"another .* \(process {os.getpid()} on "), Lock(tmp_path):
             pass
         lock.check()
     assert not list(tmp_path.iterdir())
@@ -66,8 +66,9 @@ def test_a_number_that_belongs_to_another_process_by_now_is_no_owner(tmp_path):
 
 def test_a_lock_of_another_machine_that_is_touched_is_respected(tmp_path):
     with Lock(tmp_path) as lock:
-        leave(tmp_path, replace(lock.owner, machine="another boot container"))  # The same file, which its heart touches.
-        with pytest.raises(LogError, match="another process is working on .* on another"), Lock(tmp_path):
+        # Written into the same file, which its owner goes on touching.
+        leave(tmp_path, replace(lock.owner, machine="another boot container"))
+        with pytest.raises(LogError, match=r"another process is working on .* on another"), Lock(tmp_path):
             pass
 
 
