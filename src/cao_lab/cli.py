@@ -5,6 +5,7 @@ Each command imports what it needs when it runs, so that `cao --help` and `cao r
 
 # ruff: noqa: PLC0415
 
+import os
 import shlex
 import sys
 from collections.abc import Callable
@@ -26,10 +27,28 @@ def train(config: RunConfig, execution: Execution) -> int:
     from cao_lab.runs.session import run
 
     outcome = run(config, execution)
-    print(outcome.message)
-    if outcome.status == "interrupted":
-        print(f"to go on: {shlex.join(['cao', *sys.argv[1:]])}")
+    if is_first_rank():
+        print(outcome.message)
+        if outcome.status == "interrupted":
+            print(to_go_on())
     return outcome.exit_code
+
+
+def is_first_rank() -> bool:
+    """Whether this process speaks for all: torchrun starts several, and numbers them."""
+    return not is_under_torchrun() or os.environ.get("RANK") == "0"
+
+
+def is_under_torchrun() -> bool:
+    """Whether torchrun started this process."""
+    return "TORCHELASTIC_RUN_ID" in os.environ
+
+
+def to_go_on() -> str:
+    """Return what to do after an interruption."""
+    if is_under_torchrun():
+        return "to go on, give torchrun the same command again"
+    return f"to go on: {shlex.join(['cao', *sys.argv[1:]])}"
 
 
 def solve(config: SolveConfig) -> int:
@@ -170,6 +189,9 @@ SHORT_NAMES = (
 
 def main(arguments: list[str] | None = None) -> NoReturn:
     """Run a command; what the user can put right is told in one line."""
+    if is_under_torchrun():
+        # Every process would be told by torch, before its first step, that no parameter is unused: see runs/ranks.py.
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     try:
         code = tyro.extras.subcommand_cli_from_dict(
             COMMANDS,
@@ -187,7 +209,9 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     except Exception as error:
         if not is_expected(error):
             raise
-        print(f"cao: {' '.join(str(error).split())}", file=sys.stderr)
+        # What is wrong with the command or the log is so in all processes, and one says it.
+        if is_first_rank() or not is_ours(error):
+            print(f"cao: {' '.join(str(error).split())}", file=sys.stderr)
         sys.exit(WRONG_INPUT)
     sys.exit(code)
 
@@ -195,5 +219,9 @@ def main(arguments: list[str] | None = None) -> NoReturn:
 def is_expected(error: Exception) -> bool:
     """Whether the error speaks to the user rather than to a programmer: ours, the file system's, or want of memory."""
     is_out_of_memory = isinstance(error, MemoryError) or "allocate memory" in str(error)
-    is_ours = type(error).__module__.startswith("cao_lab")
-    return is_ours or is_out_of_memory or isinstance(error, OSError | ValueError)
+    return is_ours(error) or is_out_of_memory or isinstance(error, OSError | ValueError)
+
+
+def is_ours(error: Exception) -> bool:
+    """Whether the error is one of the laboratory's own."""
+    return type(error).__module__.startswith("cao_lab")

@@ -116,6 +116,8 @@ class Execution:
     """Folder with the CIFAR pickles; $CAO_DATA if not given."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to compute; auto takes a GPU if there is one."""
+    backend: Literal["auto", "gloo", "nccl"] = "auto"
+    """How the processes of torchrun talk; auto is NCCL between GPUs and gloo otherwise."""
     threads: int | None = None
     """Threads of torch; as many as it likes if not given."""
     checkpoint_minutes: float = 5.0

@@ -60,8 +60,17 @@ class Lock:
         self._heart: threading.Thread | None = None
 
     def __enter__(self) -> Self:
+        """Take the lock."""
+        self.take()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Give the lock back."""
+        self.release()
+
+    def take(self) -> None:
         """Take the lock, or say who has it."""
-        while not self._take():
+        while not self._link():
             holder, touched = look(self.path)
             if holder is None or holder.is_dead or self._is_silent(holder, touched):
                 self._move_aside(holder)
@@ -69,9 +78,8 @@ class Lock:
                 raise self._refusal(holder)
         self._heart = threading.Thread(target=self._beat, args=(os.open(self.path, os.O_RDONLY),), daemon=True)
         self._heart.start()
-        return self
 
-    def __exit__(self, *_: object) -> None:
+    def release(self) -> None:
         """Give the lock back."""
         self._ended.set()
         if self._heart is not None:
@@ -92,7 +100,7 @@ class Lock:
                 f"{PATIENCE_SECONDS:.0f} seconds; leave it to that one, or start the same command again"
             )
 
-    def _take(self) -> bool:
+    def _link(self) -> bool:
         """Link a whole file to the lock's name, which only one of several processes can."""
         whole = self.path.with_name(f"run.{self.owner.token}.lock")
         whole.write_text(json.dumps(asdict(self.owner)))

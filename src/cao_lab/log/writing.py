@@ -69,15 +69,23 @@ class RunLog:
         self.refreshes = RowFile(folder / "refreshes.csv", RefreshRecord)
         self._lock = Lock(folder)
 
-    def __enter__(self) -> Self:
+    def open(self) -> None:
         """Make the folder and take its lock."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._lock.__enter__()
+        self._lock.take()
+
+    def close(self) -> None:
+        """Give the lock back."""
+        self._lock.release()
+
+    def __enter__(self) -> Self:
+        """Open the log."""
+        self.open()
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Give the lock back."""
-        self._lock.__exit__()
+        """Close the log."""
+        self.close()
 
     def check_lock(self) -> None:
         """Refuse to go on if another process has taken the folder over."""
