@@ -8,18 +8,20 @@ Each command imports what it needs when it runs, so that `cao --help` and `cao r
 import os
 import shlex
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Literal, NoReturn
 
 import tyro
 
-from cao_lab.config import Execution, RunConfig
-from cao_lab.facts import SUITES, kind_of
+from cao_lab.config import ConfigError, Execution, RunConfig, SlurmOptions
+from cao_lab.facts import RUN_ELSEWHERE, SUITES, kind_of
 from cao_lab.solvers.config import SolveConfig
 from cao_lab.spectrum.config import SpectrumConfig
 
 WRONG_INPUT = 2
+SECONDS_FOR_THE_FIRST = 10.0
 
 
 def train(config: RunConfig, execution: Execution) -> int:
@@ -62,8 +64,11 @@ def solve(config: SolveConfig) -> int:
 def suite(
     name: Annotated[tyro.conf.Positional[str], tyro.conf.arg(help=f"{', '.join(SUITES)}, or path.py:NAME.")],
     /,
+    *,
     jobs: int = 1,
     dry_run: bool = False,
+    launcher: Literal["local", "slurm"] = "local",
+    slurm: SlurmOptions = SlurmOptions(),  # noqa: B008  # frozen
     execution: Execution = Execution(),  # noqa: B008  # frozen
 ) -> int:
     """Run the experiments of a suite that are not finished yet.
@@ -72,8 +77,14 @@ def suite(
         name: Which suite.
         jobs: Runs at a time; the cores are divided among them.
         dry_run: List the runs with an estimate of their time, and run nothing.
+        launcher: Processes of this machine, or one job array of Slurm.
+        slurm: What each run asks of Slurm.
         execution: Where and how the runs are carried out.
     """
+    if is_under_torchrun():
+        raise ConfigError("cao suite starts processes itself, and torchrun would start all of them again; do without")
+    if launcher == "slurm" and kind_of(name) in RUN_ELSEWHERE:
+        raise ConfigError(f"--launcher slurm carries out training runs, and {name} has none; use --jobs alone")
     if kind_of(name) == "rates":
         from cao_lab.suites.robust import list_robust, run_robust
 
@@ -86,12 +97,12 @@ def suite(
     if dry_run:
         from cao_lab.suites.estimate import list_runs
 
-        for line in list_runs(name, execution, jobs):
+        for line in list_runs(name, execution, jobs, slurm if launcher == "slurm" else None):
             print(line)
         return 0
     from cao_lab.suites.runner import run_suite
 
-    return run_suite(name, execution, jobs)
+    return run_suite(name, execution, jobs, slurm if launcher == "slurm" else None)
 
 
 def suite_of_contests(name: str, jobs: int, dry_run: bool, execution: Execution) -> int:
@@ -209,9 +220,10 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     except Exception as error:
         if not is_expected(error):
             raise
-        # What is wrong with the command or the log is so in all processes, and one says it.
-        if is_first_rank() or not is_ours(error):
-            print(f"cao: {' '.join(str(error).split())}", file=sys.stderr)
+        if not is_first_rank():
+            # What is wrong is mostly so in all processes, and torchrun ends this one when the first has said it.
+            time.sleep(SECONDS_FOR_THE_FIRST)
+        print(f"cao: {' '.join(str(error).split())}", file=sys.stderr)
         sys.exit(WRONG_INPUT)
     sys.exit(code)
 
@@ -219,9 +231,5 @@ def main(arguments: list[str] | None = None) -> NoReturn:
 def is_expected(error: Exception) -> bool:
     """Whether the error speaks to the user rather than to a programmer: ours, the file system's, or want of memory."""
     is_out_of_memory = isinstance(error, MemoryError) or "allocate memory" in str(error)
-    return is_ours(error) or is_out_of_memory or isinstance(error, OSError | ValueError)
-
-
-def is_ours(error: Exception) -> bool:
-    """Whether the error is one of the laboratory's own."""
-    return type(error).__module__.startswith("cao_lab")
+    is_ours = type(error).__module__.startswith("cao_lab")
+    return is_ours or is_out_of_memory or isinstance(error, OSError | ValueError)

@@ -132,6 +132,30 @@ class Execution:
             raise ConfigError(f"checkpoint_minutes must be finite and not negative, got {self.checkpoint_minutes}")
 
 
+@dataclass(frozen=True)
+class SlurmOptions:
+    """What each run asks of a cluster, with --launcher slurm."""
+
+    partition: str | None = None
+    """Partition of the cluster; sinfo lists them."""
+    minutes: int = 60
+    """Time limit of a job; a run that needs more is requeued and goes on."""
+    cpus: int = 1
+    """Cores of a job, and threads of its run."""
+    gpus: int = 0
+    """GPUs of a job; a run uses one."""
+    memory_gib: int | None = None
+    """Memory of a job; the partition's default if not given."""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be meant."""
+        check_threads(self.cpus)
+        for field, least in (("minutes", 3), ("gpus", 0), ("memory_gib", 1)):
+            value = getattr(self, field)
+            if value is not None and value < least:
+                raise ConfigError(f"{field} must be at least {least}, got {value}")
+
+
 def check_threads(threads: int | None) -> None:
     """Refuse a number of threads that torch would not take."""
     if threads is not None and not 1 <= threads <= MOST_THREADS:

@@ -3,6 +3,7 @@
 This is the only place that knows torch.distributed. What it gives to a single process is what that process has already.
 """
 
+import gc
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -120,6 +121,8 @@ def joined_ranks(config: RunConfig, execution: Execution) -> Iterator[Ranks]:
         yield Ranks(dist.get_rank(), count)
         dist.barrier()
     finally:
+        # The replica holds on to the group, and must be gone before it.
+        gc.collect()
         dist.destroy_process_group()
 
 

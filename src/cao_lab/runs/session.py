@@ -50,20 +50,25 @@ class Outcome:
 def run(config: RunConfig, execution: Execution) -> Outcome:
     """Carry a run out, or on from where it was stopped."""
     with joined_ranks(config, execution) as ranks:
-        folder = execution.logs / config.folder
+        return run_with(ranks, config, execution)
+
+
+def run_with(ranks: Ranks, config: RunConfig, execution: Execution) -> Outcome:
+    """Carry a run out together with other processes, if there are any."""
+    folder = execution.logs / config.folder
+    outcome = ranks.first_says(lambda: already_ended(config, folder))
+    if outcome is not None:
+        return outcome
+    # Settings, data and device are tried before the folder is made: a run that is refused leaves nothing behind.
+    training = new_training(config, execution, ranks)
+    with log_of(folder, ranks) as log:
+        # Another process may have been at work here until a moment ago.
         outcome = ranks.first_says(lambda: already_ended(config, folder))
         if outcome is not None:
             return outcome
-        # Settings, data and device are tried before the folder is made: a run that is refused leaves nothing behind.
-        training = new_training(config, execution, ranks)
-        with log_of(folder, ranks) as log:
-            # Another process may have been at work here until a moment ago.
-            outcome = ranks.first_says(lambda: already_ended(config, folder))
-            if outcome is not None:
-                return outcome
-            session = Session(training, execution, log) if ranks.is_first else Follower(training, execution, log)
-            with session.recorded_failure():
-                return session.run()
+        session = Session(training, execution, log) if ranks.is_first else Follower(training, execution, log)
+        with session.recorded_failure():
+            return session.run()
 
 
 @contextmanager
