@@ -13,6 +13,7 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
 from cao.operators import AllReduced, ParameterOperator
@@ -116,9 +117,13 @@ def joined_ranks(config: RunConfig, execution: Execution) -> Iterator[Ranks]:
         yield ALONE
         return
     check_config(config, count)
-    dist.init_process_group(backend_for(execution))
+    store, rank, _ = next(rendezvous("env://"))
+    # torchrun keeps its store when it starts killed processes again, with the addresses of the dead in it.
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    own = dist.PrefixStore(f"cao attempt {attempt}", store)  # type: ignore[attr-defined]  # public all the same
+    dist.init_process_group(backend_for(execution), store=own, rank=rank, world_size=count)
     try:
-        yield Ranks(dist.get_rank(), count)
+        yield Ranks(rank, count)
         dist.barrier()
     finally:
         # The replica holds on to the group, and must be gone before it.

@@ -2,6 +2,7 @@ import shutil
 
 from cao_lab.config import Execution, RunConfig
 from cao_lab.optimizer_config import AdamConfig, SGDConfig
+from cao_lab.reporting.logreader import load_logs
 from cao_lab.reporting.report import write_report
 from cao_lab.runs.session import run
 
@@ -11,8 +12,6 @@ def test_logs_of_two_machines_merge_by_copying_their_folders(tmp_path):
     for machine, config in zip("ab", configs, strict=True):
         run(config, Execution(logs=tmp_path / machine, threads=1))
         shutil.copytree(tmp_path / machine, tmp_path / "logs", dirs_exist_ok=True)
+    assert sorted(load_logs(tmp_path / "logs").runs["label"]) == ["adam", "sgd"]
     write_report(tmp_path / "logs", tmp_path / "report")
-    page = (tmp_path / "report/index.html").read_text()
-    assert all(f"{config.folder}" in page or config.label in page for config in configs)
-    merged = sorted(path.parent.name for path in (tmp_path / "logs").glob("demo/*/*/seed0"))
-    assert merged == ["adam", "sgd"]
+    assert (tmp_path / "report/index.html").exists()

@@ -23,7 +23,8 @@ def torchrun(logs):
     torchrun = "-m torch.distributed.run --standalone --nproc-per-node 2 --max-restarts 1 --no-python --"
     cao = f"{command_line(CONFIG).removeprefix('cao ')} --threads 1 --checkpoint-minutes 0.0001 --logs {logs}"
     command = [sys.executable, *torchrun.split(), sys.executable, "-c", code, *cao.split()]
-    return subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    with open(f"{logs}.errors", "w") as errors:
+        return subprocess.Popen(command, stderr=errors)
 
 
 def losses(folder):
@@ -45,7 +46,7 @@ def test_torchrun_starts_a_killed_process_again_and_the_log_does_not_show_it(tmp
         time.sleep(0.01)
     os.kill(workers(agent)[-1], signal.SIGKILL)
     assert run_ranks([CONFIG], tmp_path / "uninterrupted", 2) == [0, 0]
-    assert agent.wait() == 0
+    assert agent.wait() == 0, (tmp_path / "killed.errors").read_text()
     header = read_header(folder)
     assert (header["status"], header["ranks"], len(header["resumed"])) == ("finished", 2, 1)
     assert len(losses(folder)) == CONFIG.epochs

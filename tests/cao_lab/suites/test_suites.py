@@ -365,7 +365,7 @@ def test_a_generator_receives_its_finished_runs_from_any_launcher(suite_file, tm
 
 
 def test_the_cores_are_divided_among_the_jobs(monkeypatch):
-    monkeypatch.setattr(runner, "cores", lambda: 8)
+    monkeypatch.setattr("cao_lab.suites.launch.cores", lambda: 8)
     threads = [runner.SuiteRunner(Execution(), jobs, StopRequest()).execution.threads for jobs in (1, 3, 20)]
     assert threads == [8, 2, 1]
     assert runner.SuiteRunner(Execution(threads=5), 4, StopRequest()).execution.threads == 5
