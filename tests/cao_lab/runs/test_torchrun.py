@@ -11,8 +11,8 @@ from rank_processes import run_ranks
 
 from cao_lab.config import RunConfig, command_line
 from cao_lab.log.header import read_header
-from cao_lab.optimizer_config import CAOConfig
 from cao_lab.runs import checkpoint
+from cao_lab.runs.methods.cao import CAOConfig
 
 CONFIG = RunConfig(CAOConfig(refresh_every=12), epochs=30, width=8)
 
