@@ -1,11 +1,14 @@
 """The recipes that need no other package are run as they stand; for the others there are examples."""
 
+import contextlib
 import re
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.functional import cross_entropy
 
@@ -14,6 +17,14 @@ from cao import CAO, GaussNewton
 PAGE = (Path(__file__).parents[1] / "docs/recipes.md").read_text()
 SECTIONS = dict(re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL))
 PLAIN = [title for title, body in SECTIONS.items() if "cao.integrations" not in body] + ["Watch it"]
+
+
+@pytest.fixture(autouse=True)
+def group_of_one(tmp_path) -> Iterator[None]:
+    """Make the process group that recipes for several processes take for granted."""
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
 
 
 def situation() -> dict[str, object]:
@@ -27,7 +38,14 @@ def situation() -> dict[str, object]:
     optimizer.refresh_if_due(loss)
     loss.backward()
     names = {"model": model, "loader": loader, "optimizer": optimizer, "inputs": inputs, "targets": targets}
-    return {**names, "loss_function": cross_entropy, "GaussNewton": GaussNewton, "torch": torch, "parts": 2}
+    return {
+        **names,
+        "loss_function": cross_entropy,
+        "GaussNewton": GaussNewton,
+        "torch": torch,
+        "contextlib": contextlib,
+        "parts": 2,
+    }
 
 
 @pytest.mark.parametrize("title", PLAIN)

@@ -5,20 +5,23 @@ Each command imports what it needs when it runs, so that `cao --help` and `cao r
 
 # ruff: noqa: PLC0415
 
+import os
 import shlex
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Literal, NoReturn
 
 import tyro
 
-from cao_lab.config import ConfigError, Execution, RunConfig
-from cao_lab.facts import SUITES, kind_of
+from cao_lab.config import ConfigError, Execution, RunConfig, SlurmOptions
+from cao_lab.facts import RUN_ELSEWHERE, SUITES, kind_of
 from cao_lab.solvers.config import SolveConfig
 from cao_lab.spectrum.config import SpectrumConfig
 
 WRONG_INPUT = 2
+SECONDS_FOR_THE_FIRST = 10.0
 
 
 def train(config: RunConfig, execution: Execution) -> int:
@@ -26,10 +29,28 @@ def train(config: RunConfig, execution: Execution) -> int:
     from cao_lab.runs.session import run
 
     outcome = run(config, execution)
-    print(outcome.message)
-    if outcome.status == "interrupted":
-        print(f"to go on: {shlex.join(['cao', *sys.argv[1:]])}")
+    if is_first_rank():
+        print(outcome.message)
+        if outcome.status == "interrupted":
+            print(to_go_on())
     return outcome.exit_code
+
+
+def is_first_rank() -> bool:
+    """Whether this process speaks for all: torchrun starts several, and numbers them."""
+    return not is_under_torchrun() or os.environ.get("RANK") == "0"
+
+
+def is_under_torchrun() -> bool:
+    """Whether torchrun started this process."""
+    return "TORCHELASTIC_RUN_ID" in os.environ
+
+
+def to_go_on() -> str:
+    """Return what to do after an interruption."""
+    if is_under_torchrun():
+        return "to go on, give torchrun the same command again"
+    return f"to go on: {shlex.join(['cao', *sys.argv[1:]])}"
 
 
 def solve(config: SolveConfig) -> int:
@@ -43,8 +64,11 @@ def solve(config: SolveConfig) -> int:
 def suite(
     name: Annotated[tyro.conf.Positional[str], tyro.conf.arg(help=f"{', '.join(SUITES)}, or path.py:NAME.")],
     /,
+    *,
     jobs: int = 1,
     dry_run: bool = False,
+    launcher: Literal["local", "slurm"] = "local",
+    slurm: SlurmOptions = SlurmOptions(),  # noqa: B008  # frozen
     execution: Execution = Execution(),  # noqa: B008  # frozen
 ) -> int:
     """Run the experiments of a suite that are not finished yet.
@@ -53,12 +77,18 @@ def suite(
         name: Which suite.
         jobs: Runs at a time; the cores are divided among them.
         dry_run: List the runs with an estimate of their time, and run nothing.
+        launcher: Processes of this machine, or one job array of Slurm.
+        slurm: What each run asks of Slurm.
         execution: Where and how the runs are carried out.
     """
     if jobs < 1:
         raise ConfigError(f"jobs must be at least 1, got {jobs}")
     if kind_of(name) and not dry_run:  # A folder that cannot be written to shows at once, and not in each run.
         execution.logs.mkdir(parents=True, exist_ok=True)
+    if is_under_torchrun():
+        raise ConfigError("cao suite starts processes itself, and torchrun would start all of them again; do without")
+    if launcher == "slurm" and kind_of(name) in RUN_ELSEWHERE:
+        raise ConfigError(f"--launcher slurm carries out training runs, and {name} has none; use --jobs alone")
     if kind_of(name) == "rates":
         from cao_lab.suites.robust import list_robust, run_robust
 
@@ -71,12 +101,12 @@ def suite(
     if dry_run:
         from cao_lab.suites.estimate import list_runs
 
-        for line in list_runs(name, execution, jobs):
+        for line in list_runs(name, execution, jobs, slurm if launcher == "slurm" else None):
             print(line)
         return 0
     from cao_lab.suites.runner import run_suite
 
-    return run_suite(name, execution, jobs)
+    return run_suite(name, execution, jobs, slurm if launcher == "slurm" else None)
 
 
 def suite_of_contests(name: str, jobs: int, dry_run: bool, execution: Execution) -> int:
@@ -174,6 +204,9 @@ SHORT_NAMES = (
 
 def main(arguments: list[str] | None = None) -> NoReturn:
     """Run a command; what the user can put right is told in one line."""
+    if is_under_torchrun():
+        # Every process would be told by torch, before its first step, that no parameter is unused: see runs/ranks.py.
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     try:
         code = tyro.extras.subcommand_cli_from_dict(
             COMMANDS,
@@ -191,6 +224,9 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     except Exception as error:
         if not is_expected(error):
             raise
+        if not is_first_rank():
+            # What is wrong is mostly so in all processes, and torchrun ends this one when the first has said it.
+            time.sleep(SECONDS_FOR_THE_FIRST)
         print(f"cao: {' '.join(str(error).split())}", file=sys.stderr)
         sys.exit(WRONG_INPUT)
     sys.exit(code)

@@ -116,6 +116,8 @@ class Execution:
     """Folder with the CIFAR pickles; $CAO_DATA if not given."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to compute; auto takes a GPU if there is one."""
+    backend: Literal["auto", "gloo", "nccl"] = "auto"
+    """How the processes of torchrun talk; auto is NCCL between GPUs and gloo otherwise."""
     threads: int | None = None
     """Threads of torch; as many as it likes if not given."""
     checkpoint_minutes: float = 5.0
@@ -128,6 +130,30 @@ class Execution:
         check_threads(self.threads)
         if not 0 <= self.checkpoint_minutes < math.inf:
             raise ConfigError(f"checkpoint_minutes must be finite and not negative, got {self.checkpoint_minutes}")
+
+
+@dataclass(frozen=True)
+class SlurmOptions:
+    """What each run asks of a cluster, with --launcher slurm."""
+
+    partition: str | None = None
+    """Partition of the cluster; sinfo lists them."""
+    minutes: int = 60
+    """Time limit of a job; a run that needs more is requeued and goes on."""
+    cpus: int = 1
+    """Cores of a job, and threads of its run."""
+    gpus: int = 0
+    """GPUs of a job; a run uses one."""
+    memory_gib: int | None = None
+    """Memory of a job; the partition's default if not given."""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be meant."""
+        check_threads(self.cpus)
+        for field, least in (("minutes", 3), ("gpus", 0), ("memory_gib", 1)):
+            value = getattr(self, field)
+            if value is not None and value < least:
+                raise ConfigError(f"{field} must be at least {least}, got {value}")
 
 
 def check_threads(threads: int | None) -> None:

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 import torch.multiprocessing as mp
-from small_models import batch, flat_params, smooth_network, ten_steps, train
+from small_models import batch, flat_params, loss_of, smooth_network, ten_steps, train
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 from torch.distributed.device_mesh import init_device_mesh
@@ -41,6 +41,22 @@ def test_two_processes_take_the_steps_of_one_on_the_joined_batch(ranks, kind):
     torch.testing.assert_close(params, flat_params(model), rtol=1e-8, atol=1e-10)
     assert sketch[0] == pytest.approx(optimizer.sketch.values, rel=1e-7)
     assert counters == tuple(optimizer.counters)
+
+
+def test_accumulation_without_sync_takes_the_steps_of_one_process_on_the_joined_batch(ranks):
+    model = smooth_network()
+    optimizer = CAO(model.parameters(), 0.1, **SETTINGS)
+    for inputs, labels in (batch(16, seed=seed) for seed in range(8)):
+        optimizer.zero_grad()
+        # A refresh sees the first part of each process's half.
+        seen = torch.cat([inputs[:4], inputs[8:12]]), torch.cat([labels[:4], labels[8:12]])
+        optimizer.refresh_if_due(loss_of(model, seen))
+        loss_of(model, (inputs, labels)).backward()
+        optimizer.step()
+    params, counters = ranks[0]["accumulated"]
+    torch.testing.assert_close(params, flat_params(model), rtol=1e-8, atol=1e-10)
+    assert counters == tuple(optimizer.counters)
+    assert torch.equal(params, ranks[1]["accumulated"][0])
 
 
 @pytest.mark.parametrize("name", ["smooth", "noisy"])

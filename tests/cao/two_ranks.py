@@ -1,5 +1,7 @@
 """What each of two processes does in the tests of distributed training; a module that a new process can import."""
 
+from contextlib import nullcontext
+
 import torch
 import torch.distributed as dist
 from small_models import batch, flat_params, loss_of, losses_of_parts, noisy_network, smooth_network
@@ -53,9 +55,24 @@ def run_rank(rank: int, directory: str) -> None:
                 tuple(optimizer.counters),
             )
     ends["failure"], ends["buffers"] = failed_refresh(rank), buffers_around_a_refresh(rank)
+    ends["accumulated"] = accumulated(DistributedDataParallel(smooth_network()), rank)
     torch.save(ends, f"{directory}/rank{rank}")
     dist.barrier()  # A process that leaves first may abort the other.
     dist.destroy_process_group()
+
+
+def accumulated(model: DistributedDataParallel, rank: int, parts: int = 2) -> tuple[Tensor, tuple[int, ...]]:
+    """Take steps whose gradients are added up over parts of a share, and travel with the last of them."""
+    optimizer = CAO(model.parameters(), 0.1, **SETTINGS)
+    for inputs, labels in shares(rank):
+        optimizer.zero_grad()
+        for number, data in enumerate(zip(inputs.chunk(parts), labels.chunk(parts), strict=True), start=1):
+            with nullcontext() if number == parts else model.no_sync():
+                loss = loss_of(model, data) / parts
+                optimizer.refresh_if_due(loss, scale=1 / parts)
+                loss.backward()
+        optimizer.step()
+    return flat_params(model), tuple(optimizer.counters)
 
 
 def failed_refresh(rank: int) -> tuple[int, ...]:

@@ -1,15 +1,15 @@
 """Writes the log of one run: a JSON header and CSV rows that are only ever appended, under a lock."""
 
 import csv
-import fcntl
 import json
 import os
 from collections.abc import Iterable
 from dataclasses import astuple
 from pathlib import Path
-from typing import IO, Any, Self
+from typing import Any, Self
 
 from cao_lab.log.header import read_header
+from cao_lab.log.locking import Lock
 from cao_lab.log.reading import parsed, refused
 from cao_lab.log.records import EpochRecord, LogError, Record, RefreshRecord, columns
 
@@ -67,23 +67,29 @@ class RunLog:
         self.folder = folder
         self.epochs = RowFile(folder / "epochs.csv", EpochRecord)
         self.refreshes = RowFile(folder / "refreshes.csv", RefreshRecord)
-        self._lock: IO[str] | None = None
+        self._lock = Lock(folder)
 
-    def __enter__(self) -> Self:
+    def open(self) -> None:
         """Make the folder and take its lock."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._lock = (self.folder / "run.lock").open("a+")
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            self._lock.close()
-            raise LogError(f"another process is working on {self.folder}; wait for it or stop it") from error
+        self._lock.take()
+
+    def close(self) -> None:
+        """Give the lock back."""
+        self._lock.release()
+
+    def __enter__(self) -> Self:
+        """Open the log."""
+        self.open()
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Give the lock back; the operating system does it for a process that was killed."""
-        if self._lock is not None:
-            self._lock.close()
+        """Close the log."""
+        self.close()
+
+    def check_lock(self) -> None:
+        """Refuse to go on if another process has taken the folder over."""
+        self._lock.check()
 
     @property
     def header(self) -> dict[str, Any] | None:
@@ -92,6 +98,7 @@ class RunLog:
 
     def write_header(self, header: dict[str, Any]) -> None:
         """Replace run.json as a whole."""
+        self.check_lock()
         text = json.dumps(header, indent=2, ensure_ascii=False) + "\n"
         temporary = self.folder / "run.json.new"
         temporary.write_text(text, encoding="utf-8")

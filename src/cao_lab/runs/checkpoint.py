@@ -109,6 +109,19 @@ def read(path: Path) -> State:
     return state
 
 
+def to_bytes(state: State) -> bytes:
+    """Return a state as it is sent to another process."""
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    return buffer.getvalue()
+
+
+def from_bytes(content: bytes) -> State:
+    """Return what `to_bytes` was given, on the CPU."""
+    state: State = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    return state
+
+
 def checksum(state: State) -> str:
     """Return a digest of all keys, types, shapes and numbers of a state."""
     digest = hashlib.sha256()

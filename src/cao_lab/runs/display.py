@@ -21,8 +21,10 @@ class Display:
         self.samples = len(training.problem.dataset.train_inputs)
         self.eigenvalue = ""
         self.test_accuracy = ""
-        self.bar = self._progress_bar()
-        self.writer = tensorboard_writer()(str(folder / "tensorboard")) if execution.tensorboard else None
+        is_first = training.ranks.is_first
+        self.bar = self._progress_bar(is_shown=is_first and sys.stderr.isatty())
+        is_written = is_first and execution.tensorboard
+        self.writer = tensorboard_writer()(str(folder / "tensorboard")) if is_written else None
 
     def __enter__(self) -> Self:
         """Show nothing yet: the bar is there already."""
@@ -34,7 +36,7 @@ class Display:
         if self.writer is not None:
             self.writer.close()
 
-    def _progress_bar(self) -> "tqdm[Any]":
+    def _progress_bar(self, is_shown: bool) -> "tqdm[Any]":
         config, progress = self.training.config, self.training.progress
         return tqdm(
             desc=f"{config.task} {config.label} seed {config.seed}",
@@ -42,7 +44,7 @@ class Display:
             initial=progress.epoch * self.samples + progress.samples,
             unit=" images",
             unit_scale=True,
-            disable=not sys.stderr.isatty(),
+            disable=not is_shown,
             dynamic_ncols=True,
             bar_format="{desc} {percentage:3.0f}% |{bar:16}| [{elapsed}<{remaining}, {rate_fmt}{postfix}]",
         )

@@ -20,6 +20,10 @@ class Objective(Protocol):
         """Run the model and return the loss with its graph."""
         ...
 
+    def value(self, loss: Tensor) -> Tensor:
+        """Return what a loss amounts to on the batch of all processes, for those that decide by it."""
+        ...
+
     @property
     def is_curvature_of_the_graph(self) -> bool:
         """Whether the curvature is made from the graph of the loss."""

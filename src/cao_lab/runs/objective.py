@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from cao.operators import ParameterOperator
 from cao_lab.config import ConfigError, RunConfig
 from cao_lab.runs.curvature import SampledLoss, curvature_of_graph
+from cao_lab.runs.ranks import ALONE, Ranks
 from cao_lab.tasks.data import Batch, Dataset, curvature_batch
 from cao_lab.tasks.problems import build_model, channels_last, dataset_for, loss_function, regularizer
 
@@ -18,8 +19,8 @@ from cao_lab.tasks.problems import build_model, channels_last, dataset_for, loss
 class Problem:
     """A model, its data and its loss, in the precision and on the device of the run."""
 
-    def __init__(self, config: RunConfig, dataset: Dataset, device: torch.device) -> None:
-        self.config = config
+    def __init__(self, config: RunConfig, dataset: Dataset, device: torch.device, ranks: Ranks = ALONE) -> None:
+        self.config, self.ranks = config, ranks
         dataset = dataset_for(config.model, dataset)
         size = len(dataset.train_inputs)
         if config.curvature_samples is not None and config.curvature_samples > size:
@@ -29,14 +30,16 @@ class Problem:
         self.dtype = torch.float64 if config.precision == "fp64" else torch.float32
         model = build_model(config.model, dataset, config.width, config.seed)
         self.model: nn.Module = model.to(device=device, dtype=self.dtype)
+        self.replica = ranks.replica(self.model)
         self.params = [p for p in self.model.parameters() if p.requires_grad]
         self.loss_of_outputs = loss_function(config.model, dataset)
 
-    def loss(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Run the model and return the loss with its L2 term, and the outputs."""
+    def loss(self, inputs: Tensor, targets: Tensor, weight: float = 1.0) -> tuple[Tensor, Tensor]:
+        """Run the model and return the loss, weighted, with its L2 term, and the outputs."""
         with self.autocast():
-            outputs = self.model(inputs)
+            outputs = self.replica(inputs)
             loss = self.loss_of_outputs(outputs, targets)
+        loss = loss if weight == 1 else loss * weight
         return (loss + regularizer(self.model, self.config.l2) if self.config.l2 else loss), outputs
 
     def autocast(self) -> AbstractContextManager[object]:
@@ -60,6 +63,8 @@ class Objective:
     targets: Tensor
     step: int
     on_first_loss: Callable[["Objective", Tensor], None] | None = None
+    weight: float = 1.0
+    """What this process's share of the batch counts among those of all processes."""
     evaluations: int = 0
     first_loss: float = float("nan")
     first_outputs: Tensor | None = None
@@ -68,7 +73,7 @@ class Objective:
         """Return the loss with its graph."""
         # Hessian products are slower with the channels last, so they use the default layout.
         inputs = self.inputs if is_differentiated_twice else channels_last(self.inputs, self.problem.model)
-        loss, outputs = self.problem.loss(inputs, self.targets)
+        loss, outputs = self.problem.loss(inputs, self.targets, self.weight)
         self.evaluations += 1
         if self.evaluations == 1:
             self.first_loss, self.first_outputs = loss.item(), outputs.detach()
@@ -76,30 +81,44 @@ class Objective:
                 self.on_first_loss(self, loss)
         return loss
 
+    def value(self, loss: Tensor) -> Tensor:
+        """Return what a loss amounts to on the batch of all processes."""
+        return self.problem.ranks.mean(loss.detach())
+
     @property
     def is_curvature_of_the_graph(self) -> bool:
         """Whether the curvature is made from the graph of the training loss, and not from passes of its own."""
         return self.problem.config.is_curvature_of_the_graph
 
     def curvature(self, loss: Tensor | None) -> ParameterOperator:
-        """Return the matrix that the run's config names, of this loss or of a larger sample taken in parts."""
+        """Return the matrix that the run's config names, as a mean over all processes."""
+        return self.problem.ranks.mean_operator(self._own_curvature(loss))
+
+    def _own_curvature(self, loss: Tensor | None) -> ParameterOperator:
+        """Return the matrix of this process's share: of the loss, or of another sample taken in parts."""
         config, problem = self.problem.config, self.problem
         if loss is not None and self.is_curvature_of_the_graph:
             return curvature_of_graph(loss, problem.params)
         parts = list(self._parts())
         if config.curvature == "gauss-newton":
             parts = [(channels_last(inputs, problem.model), targets) for inputs, targets in parts]
-        sampled = SampledLoss(problem.model, problem.loss_of_outputs, parts, config.l2, problem.autocast)
+        sampled = SampledLoss(problem.model, self._weighted_loss, parts, config.l2, problem.autocast)
         return sampled.curvature(config.curvature)
+
+    def _weighted_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        loss = self.problem.loss_of_outputs(outputs, targets)
+        is_of_the_batch = self.problem.config.curvature_samples is None
+        return loss * self.weight if is_of_the_batch and self.weight != 1 else loss
 
     def _parts(self) -> Iterator[Batch]:
         config, problem = self.problem.config, self.problem
         if config.curvature_samples is None:
             yield self.inputs, self.targets
             return
-        batch = curvature_batch(problem.dataset, config.curvature_samples, seed=config.seed, step=self.step)
+        samples, share = config.curvature_samples, problem.ranks.share
+        batch = curvature_batch(problem.dataset, samples, seed=config.seed, step=self.step, share=share)
         inputs, targets = problem.cast(batch)
         # Parts of equal size, so that the mean over parts is the mean over samples.
-        parts = math.ceil(config.curvature_samples / config.curvature_part)
-        size = config.curvature_samples // parts
+        parts = math.ceil(len(targets) / config.curvature_part)
+        size = len(targets) // parts
         yield from zip(inputs[: parts * size].split(size), targets[: parts * size].split(size), strict=True)

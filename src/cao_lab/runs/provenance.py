@@ -14,7 +14,9 @@ from cao_lab.config import RunConfig, command_line, config_to_dict
 from cao_lab.log.records import FORMAT
 
 
-def new_header(config: RunConfig, *, parameters: int, steps_per_epoch: int, device: torch.device) -> dict[str, Any]:
+def new_header(
+    config: RunConfig, *, parameters: int, steps_per_epoch: int, device: torch.device, ranks: int
+) -> dict[str, Any]:
     """Return the content of run.json as it stands before the first step."""
     return {
         "format": FORMAT,
@@ -28,6 +30,7 @@ def new_header(config: RunConfig, *, parameters: int, steps_per_epoch: int, devi
         "steps_per_epoch": steps_per_epoch,
         "command": command_line(config),
         **circumstances(device),
+        "ranks": ranks,
         "started_at": now(),
         "resumed": [],
         "ended_at": None,

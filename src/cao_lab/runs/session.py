@@ -1,5 +1,6 @@
 """One run from start to end on disk: it continues what is there, saves as it goes, and stops when asked to."""
 
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from cao_lab.log.writing import RunLog
 from cao_lab.runs import checkpoint
 from cao_lab.runs.display import Display, tensorboard_writer
 from cao_lab.runs.provenance import circumstances, new_header, now
+from cao_lab.runs.ranks import Ranks, joined_ranks, ranks_started
 from cao_lab.runs.stopping import StopRequest, stop_requests
 from cao_lab.runs.training import Training
 from cao_lab.tasks.data import load
@@ -28,7 +30,11 @@ DIVERGED = 3
 
 
 class Interrupted(Exception):  # noqa: N818  # not an error
-    """The run was asked to stop, and has been saved."""
+    """The run was asked to stop by a signal, and has been saved."""
+
+    def __init__(self, signal: int) -> None:
+        super().__init__(signal)
+        self.signal = signal
 
 
 @dataclass(frozen=True)
@@ -43,20 +49,38 @@ class Outcome:
 
 def run(config: RunConfig, execution: Execution) -> Outcome:
     """Carry a run out, or on from where it was stopped."""
+    with joined_ranks(config, execution) as ranks:
+        return run_with(ranks, config, execution)
+
+
+def run_with(ranks: Ranks, config: RunConfig, execution: Execution) -> Outcome:
+    """Carry a run out together with other processes, if there are any."""
     folder = execution.logs / config.folder
-    outcome = already_ended(config, folder)
+    outcome = ranks.first_says(lambda: already_ended(config, folder))
     if outcome is not None:
         return outcome
     # Settings, data and device are tried before the folder is made: a run that is refused leaves nothing behind.
-    training = new_training(config, execution)
-    with RunLog(folder) as log:
+    training = new_training(config, execution, ranks)
+    with log_of(folder, ranks) as log:
         # Another process may have been at work here until a moment ago.
-        outcome = already_ended(config, folder)
+        outcome = ranks.first_says(lambda: already_ended(config, folder))
         if outcome is not None:
             return outcome
-        session = Session(training, execution, log)
+        session = Session(training, execution, log) if ranks.is_first else Follower(training, execution, log)
         with session.recorded_failure():
             return session.run()
+
+
+@contextmanager
+def log_of(folder: Path, ranks: Ranks) -> Iterator[RunLog]:
+    """Let the first process take the folder; if it cannot, every process raises the reason."""
+    log = RunLog(folder)
+    ranks.first_says(log.open)
+    try:
+        yield log
+    finally:
+        if ranks.is_first:
+            log.close()
 
 
 def already_ended(config: RunConfig, folder: Path) -> Outcome | None:
@@ -82,23 +106,29 @@ def check_same_config(header: dict[str, Any], config: RunConfig, folder: Path) -
         )
 
 
-def new_training(config: RunConfig, execution: Execution) -> Training:
+def new_training(config: RunConfig, execution: Execution, ranks: Ranks) -> Training:
     """Load the data and build the model and its optimizer, or say what is wrong with them."""
     if execution.threads is not None:
         torch.set_num_threads(execution.threads)
     if execution.tensorboard:
         tensorboard_writer()
     device = choose_device(execution.device)
-    return Training(config, load(config.dataset, execution.data_dir, config.train_samples), device)
+    return Training(config, load(config.dataset, execution.data_dir, config.train_samples), device, ranks)
 
 
 def choose_device(name: str) -> torch.device:
-    """Return the device that is meant, a GPU for `auto` if there is one."""
+    """Return the device that is meant, a GPU for `auto` if there is one; each process of torchrun has its own."""
     if name == "cuda" and not torch.cuda.is_available():
         raise ConfigError("--device cuda: torch finds no GPU here; use --device cpu")
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    return torch.device(name)
+    if name == "cpu" or not torch.cuda.is_available():
+        return torch.device("cpu")
+    if ranks_started() == 1:
+        return torch.device("cuda")
+    place, gpus = int(os.environ["LOCAL_RANK"]), torch.cuda.device_count()
+    if place >= gpus:
+        raise ConfigError(f"torchrun started more processes here than there are GPUs; use --nproc-per-node {gpus}")
+    torch.cuda.set_device(place)
+    return torch.device("cuda", place)
 
 
 class Session:
@@ -106,7 +136,7 @@ class Session:
 
     def __init__(self, training: Training, execution: Execution, log: RunLog) -> None:
         self.training, self.execution, self.log = training, execution, log
-        self.config = training.config
+        self.config, self.ranks = training.config, training.ranks
         self.saved_at = time.monotonic()
 
     @contextmanager
@@ -117,13 +147,12 @@ class Session:
         except Exception as error:
             # On a full disk this cannot be written either; the checkpoint is intact all the same.
             with suppress(OSError):
-                message = f"{type(error).__name__}: {error}"
-                self.log.update_header(status="failed", message=message, ended_at=now())
+                self.write_end("failed", f"{type(error).__name__}: {error}")
             raise
 
     def run(self) -> Outcome:
         """Train to the end, to a divergence, or to a request to stop."""
-        self.resume()
+        self.begin()
         with stop_requests() as stop, Display(self.training, self.log.folder, self.execution) as display:
 
             def after_step(_: Training) -> None:
@@ -135,9 +164,20 @@ class Session:
                     self.write(record)
                     display.epoch(record)
                     self.stop_if_asked(stop)
-            except Interrupted:
-                return self.end("interrupted", exit_code=128 + stop.signal)
+            except Interrupted as interrupted:
+                return self.end("interrupted", exit_code=128 + interrupted.signal)
         return self.finish()
+
+    def begin(self) -> None:
+        """Take the run up in the first process, and in all others where that one has."""
+
+        def resumed_state() -> bytes:
+            self.resume()
+            return checkpoint.to_bytes(self.training.state_dict()) if self.ranks.count > 1 else b""
+
+        state = self.ranks.first_says(resumed_state)
+        if not self.ranks.is_first:
+            self.training.load_state_dict(checkpoint.from_bytes(state))
 
     def resume(self) -> None:
         """Go on from the last whole checkpoint, or begin, with the log cut back to match."""
@@ -147,7 +187,8 @@ class Session:
         if header is None or rows is None:
             self.log.write_header(self.header())
         else:
-            resumed = [*(header.get("resumed") or []), {"at": now(), **circumstances(self.training.device)}]
+            here = {**circumstances(self.training.device), "ranks": self.ranks.count}
+            resumed = [*(header.get("resumed") or []), {"at": now(), **here}]
             self.log.update_header(status="running", ended_at=None, message=None, resumed=resumed)
 
     def restore(self, saved: checkpoint.State) -> dict[str, int]:
@@ -160,7 +201,7 @@ class Session:
                 raise ValueError(f"it counts {rows} rows after {training.progress.epoch} epochs")
         except Exception:
             # A part of the state may have been taken over.
-            self.training = Training(self.config, training.problem.dataset, training.device)
+            self.training = Training(self.config, training.problem.dataset, training.device, training.ranks)
             raise
         return rows
 
@@ -172,10 +213,12 @@ class Session:
             parameters=sum(p.numel() for p in training.problem.params),
             steps_per_epoch=training.steps_per_epoch,
             device=training.device,
+            ranks=self.ranks.count,
         )
 
     def write(self, record: EpochRecord) -> None:
         """Append the rows of an epoch, and save unless that was done a moment ago."""
+        self.log.check_lock()
         self.write_refreshes()
         self.log.epochs.append([record])
         if time.monotonic() - self.saved_at >= SECONDS_BETWEEN_CHECKPOINTS:
@@ -194,14 +237,16 @@ class Session:
         self.stop_if_asked(stop)
 
     def stop_if_asked(self, stop: StopRequest) -> None:
-        """Save and leave, unless there is nothing left to do."""
-        if stop.signal and self.training.progress.epoch < self.config.epochs:
+        """Save and leave if any process was asked to, unless there is nothing left to do."""
+        signal = self.ranks.largest(stop.signal, self.training.device)
+        if signal and self.training.progress.epoch < self.config.epochs:
             self.save()
-            raise Interrupted
+            raise Interrupted(signal)
 
     def save(self) -> None:
         """Write a checkpoint; the rows it counts on reach the disk before it."""
         with self.training.meter.excluded():
+            self.log.check_lock()
             self.write_refreshes()
             self.log.sync()
             rows = {"epochs": self.log.epochs.rows, "refreshes": self.log.refreshes.rows}
@@ -211,7 +256,8 @@ class Session:
     def finish(self) -> Outcome:
         """Save what was reached at the end."""
         self.save()
-        checkpoint.forget_previous(self.log.folder)
+        if self.ranks.is_first:
+            checkpoint.forget_previous(self.log.folder)
         if not self.training.progress.has_diverged:
             return self.end("finished")
         message = f"the loss became non-finite in epoch {self.training.progress.epoch}"
@@ -219,11 +265,29 @@ class Session:
 
     def end(self, status: Status, exit_code: int = 0, message: str | None = None) -> Outcome:
         """Write the last word into the header."""
-        self.log.update_header(status=status, ended_at=now(), message=message)
+        self.write_end(status, message)
         progress = self.training.progress
         where = f"after {progress.epoch} of {self.config.epochs} epochs"
         text = f"{status} {where}: {self.log.folder}" + (f" ({message})" if message else "")
         return Outcome(status, self.log.folder, text, exit_code)
+
+    def write_end(self, status: Status, message: str | None) -> None:
+        """Let the header say how the run ended."""
+        self.log.update_header(status=status, ended_at=now(), message=message)
+
+
+class Follower(Session):
+    """A session of any process but the first: it trains along, and leaves log and checkpoints to that one."""
+
+    def write(self, record: EpochRecord) -> None:
+        """Forget what the first process writes."""
+        self.training.new_refreshes.clear()
+
+    def save(self) -> None:
+        """Leave the checkpoint to the first process."""
+
+    def write_end(self, status: Status, message: str | None) -> None:
+        """Leave the header to the first process."""
 
 
 def print_warning(text: str) -> None:

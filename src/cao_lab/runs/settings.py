@@ -25,6 +25,7 @@ class Settings:
     lr: float
 
     needs_full_batch: ClassVar[bool] = False
+    can_be_shared: ClassVar[bool] = True
     always_in_label: ClassVar[tuple[str, ...]] = ()
     at_least_one: ClassVar[tuple[str, ...]] = ()
 

@@ -1,4 +1,4 @@
-"""Being asked to stop: SIGTERM and Ctrl-C are noted, and acted on when it does no harm."""
+"""Being asked to stop: SIGTERM, SIGUSR2 and Ctrl-C are noted, and acted on when it does no harm."""
 
 import signal
 from collections.abc import Iterator
@@ -16,14 +16,17 @@ class StopRequest:
 
 @contextmanager
 def stop_requests() -> Iterator[StopRequest]:
-    """Take note of SIGTERM and Ctrl-C instead of dying by them; a second one acts at once."""
+    """Take note of SIGTERM, Ctrl-C and SIGUSR2 instead of dying by them; a second one acts at once.
+
+    SIGUSR2 is how Slurm announces the end of a job, to each of its processes.
+    """
     request = StopRequest()
 
     def note(number: int, _: FrameType | None) -> None:
         request.signal = number
         signal.signal(number, before[signal.Signals(number)])
 
-    before = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)}
+    before = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)}
     try:
         yield request
     finally:

@@ -15,7 +15,8 @@ from cao_lab.runs import sharpness
 from cao_lab.runs.meter import Meter
 from cao_lab.runs.method import Refreshed
 from cao_lab.runs.objective import Objective, Problem
-from cao_lab.tasks.data import Dataset, batches, evaluation_batches
+from cao_lab.runs.ranks import ALONE, Ranks
+from cao_lab.tasks.data import Batch, Dataset, batches, evaluation_batches
 from cao_lab.tasks.problems import channels_last
 
 EVALUATION_BATCH = 500
@@ -63,11 +64,13 @@ def ignore(_: "Training") -> None:
 class Training:
     """A model, its optimizer and the progress made: everything that decides the next step."""
 
-    def __init__(self, config: RunConfig, dataset: Dataset, device: torch.device | None = None) -> None:
-        self.config = config
+    def __init__(
+        self, config: RunConfig, dataset: Dataset, device: torch.device | None = None, ranks: Ranks = ALONE
+    ) -> None:
+        self.config, self.ranks = config, ranks
         self.device = device or torch.device("cpu")
         torch.manual_seed(config.seed)
-        self.problem = Problem(config, dataset, self.device)
+        self.problem = Problem(config, dataset, self.device, ranks)
         self.model = self.problem.model
         self.method = config.optimizer.build(self.model, config.seed)
         self.base_rates = [float(group["lr"]) for group in self.method.optimizer.param_groups]
@@ -100,6 +103,7 @@ class Training:
             seed=config.seed,
             epoch=progress.epoch,
             start=progress.batch,
+            share=self.ranks.share,
         ):
             self._train_batch(*self.problem.cast(batch))
             after_step(self)
@@ -108,20 +112,28 @@ class Training:
         self.meter.stop()
 
     def _train_batch(self, inputs: Tensor, targets: Tensor) -> None:
-        progress = self.progress
+        progress, size = self.progress, self._batch_size()
         self._set_rate()
         monitor = self._monitor if self._is_monitoring_due() else None
-        objective = Objective(self.problem, inputs, targets, progress.step, monitor)
+        weight = self.ranks.share.weight(size)
+        objective = Objective(self.problem, inputs, targets, progress.step, monitor, weight)
         self.method.step(objective, self._note_refresh)
         progress.batch += 1
         progress.step += 1
         progress.gradient_evaluations += objective.evaluations
-        count = self._count(targets)
+        correct = self._correct(objective.first_outputs, targets) if weight else 0
+        loss_sum, correct_sum = self.ranks.sums([objective.first_loss, correct], self.device)
+        loss, count = loss_sum / self.ranks.count, size * self._count(targets) // len(targets)
         progress.samples += count
-        progress.loss_sum += objective.first_loss * count
-        if objective.first_outputs is not None:
-            progress.correct += self._correct(objective.first_outputs, targets)
-        progress.has_diverged = not math.isfinite(objective.first_loss)
+        progress.loss_sum += loss * count
+        progress.correct += int(correct_sum)
+        progress.has_diverged = not math.isfinite(loss)
+
+    def _batch_size(self) -> int:
+        """Return the samples of the batch that comes next, in all processes."""
+        size = len(self.problem.dataset.train_inputs)
+        length = self.config.batch_size or size
+        return min(length, size - self.progress.batch * length)
 
     def _set_rate(self) -> None:
         factor = rate_factor(self.config.schedule, self.progress.step, self.config.epochs * self.steps_per_epoch)
@@ -132,8 +144,8 @@ class Training:
         """Return how many answers a batch asks for: a window of text asks for one at each character."""
         return len(targets) if self.problem.dataset.classes is None else targets.numel()
 
-    def _correct(self, outputs: Tensor, targets: Tensor) -> int:
-        if self.problem.dataset.classes is None:
+    def _correct(self, outputs: Tensor | None, targets: Tensor) -> int:
+        if outputs is None or self.problem.dataset.classes is None:
             return 0
         return int((outputs.argmax(dim=1) == targets).sum())
 
@@ -189,16 +201,20 @@ class Training:
     def evaluate(self) -> tuple[float, float]:
         """Return loss (without the L2 term) and accuracy on the test set."""
         self.model.eval()
+        self.ranks.share_buffers(self.model)
         dataset = self.problem.dataset
-        loss_sum, correct, samples = 0.0, 0, self._count(dataset.test_targets)
-        for batch in evaluation_batches(dataset, EVALUATION_BATCH):
-            inputs, targets = self.problem.cast(batch)
-            with self.problem.autocast():
-                outputs = self.model(channels_last(inputs, self.model))
-                loss = self.problem.loss_of_outputs(outputs, targets)
-            loss_sum += loss.item() * self._count(targets)
-            correct += self._correct(outputs, targets)
-        return loss_sum / samples, correct / samples
+        own = [self._sums(batch) for batch in evaluation_batches(dataset, EVALUATION_BATCH, self.ranks.share)]
+        losses, correct = zip(*self.ranks.in_turn(own), strict=True)
+        samples = self._count(dataset.test_targets)
+        return sum(losses) / samples, sum(correct) / samples
+
+    def _sums(self, batch: Batch) -> tuple[float, int]:
+        """Return the sums over a batch of the loss and of what is right."""
+        inputs, targets = self.problem.cast(batch)
+        with self.problem.autocast():
+            outputs = self.model(channels_last(inputs, self.model))
+            loss = self.problem.loss_of_outputs(outputs, targets)
+        return loss.item() * self._count(targets), self._correct(outputs, targets)
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything that decides the next step, as plain data and tensors."""

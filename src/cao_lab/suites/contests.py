@@ -19,7 +19,8 @@ from cao_lab.config import ConfigError, Execution
 from cao_lab.facts import SUITES, suites_of
 from cao_lab.runs.stopping import StopRequest, stop_requests
 from cao_lab.solvers.contest import Contest, carry_out, is_over, prices
-from cao_lab.suites.runner import FAILED, POLL_SECONDS, cores
+from cao_lab.suites.launch import cores
+from cao_lab.suites.runner import FAILED, POLL_SECONDS
 
 CONTESTS: dict[str, Sequence[Contest]] = {
     name: resolve_name(f"cao_lab.suites.{SUITES[name].runs}") for name in suites_of(["solvers"])

@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import torch
 
-from cao_lab.config import Execution, RunConfig
+from cao_lab.config import Execution, RunConfig, SlurmOptions
 from cao_lab.facts import CURVATURES
 from cao_lab.runs.methods.sgd import SGDConfig
 from cao_lab.runs.session import choose_device
@@ -17,7 +17,7 @@ from cao_lab.runs.sharpness import EXTRA_PRODUCTS
 from cao_lab.runs.stopping import StopRequest
 from cao_lab.runs.training import Training
 from cao_lab.suites import find_suite, rounds_of
-from cao_lab.suites.runner import SuiteRunner
+from cao_lab.suites.runner import SuiteRunner, slurm_launcher
 from cao_lab.tasks.data import load
 from cao_lab.tasks.pickles import DataError
 
@@ -45,19 +45,21 @@ class EnoughMeasured(Exception):  # noqa: N818  # not an error
     """The steps that were to be timed have been taken."""
 
 
-def list_runs(name: str, execution: Execution, jobs: int) -> Iterator[str]:
-    """Yield a line for each run of a suite's first round, and a total."""
+def list_runs(name: str, execution: Execution, jobs: int, slurm: SlurmOptions | None = None) -> Iterator[str]:
+    """Yield a line for each run of a suite's first round, a total, and what would be submitted to Slurm."""
     folder, suite = find_suite(name)
-    runner = SuiteRunner(execution, jobs, StopRequest())
+    launcher = slurm_launcher(slurm, jobs, execution, folder) if slurm else None
+    runner = SuiteRunner(execution, jobs, StopRequest(), launcher)
     torch.set_num_threads(runner.threads)
     prices: dict[str, Measured | None] = {}
-    total, unknown = 0.0, 0
+    total, unknown, count = 0.0, 0, 0
     for config in (replace(config, suite=folder) for config in next(rounds_of(suite), [])):
         if runner.is_over(config):
             yield f"{'over':>8}  {config.folder}"
             continue
         if config.task not in prices:
             prices[config.task] = measured(config, execution)
+        count += 1
         price = prices[config.task]
         seconds = math.nan if price is None else START_SECONDS + run_seconds(config, price)
         total, unknown = total + (0 if price is None else seconds), unknown + (price is None)
@@ -67,6 +69,8 @@ def list_runs(name: str, execution: Execution, jobs: int) -> Iterator[str]:
     )
     if callable(suite):
         yield "          then more, depending on these"
+    if launcher and count:
+        yield launcher.described(count)
 
 
 def measured(config: RunConfig, execution: Execution) -> Measured | None:

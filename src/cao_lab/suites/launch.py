@@ -4,9 +4,11 @@ A launcher for another place, such as a cluster, is a class with the same `start
 """
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any, NoReturn, Protocol
@@ -40,28 +42,49 @@ class Job(Protocol):
 class Launcher(Protocol):
     """What starts runs."""
 
-    def start(self, config: RunConfig, execution: Execution) -> Job:
-        """Start a run and return at once."""
+    @property
+    def room(self) -> int:
+        """How many runs it takes at a time."""
+        ...
+
+    @property
+    def threads(self) -> int:
+        """How many threads a run has, unless the user says."""
+        ...
+
+    def start(self, configs: Sequence[RunConfig], execution: Execution) -> Sequence[Job]:
+        """Start runs, no more than there is room for, and return at once."""
         ...
 
 
 class LocalProcesses:
     """Starts each run as a process of its own on this machine."""
 
-    def start(self, config: RunConfig, execution: Execution) -> "LocalJob":
-        """Start a run in a process that a Ctrl-C in the terminal does not reach."""
+    def __init__(self, jobs: int) -> None:
+        self.room, self.threads = jobs, max(1, cores() // jobs)
+
+    def start(self, configs: Sequence[RunConfig], execution: Execution) -> list["LocalJob"]:
+        """Start runs in processes that a Ctrl-C in the terminal does not reach."""
+        return [self._started(config, execution) for config in configs]
+
+    def _started(self, config: RunConfig, execution: Execution) -> "LocalJob":
         errors = tempfile.TemporaryFile()  # noqa: SIM115  # read when the process has ended
-        process = subprocess.Popen(
-            [sys.executable, "-m", __name__],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=errors,
-            start_new_session=True,
-        )
-        assert process.stdin is not None
-        process.stdin.write(to_json(config, execution).encode())
-        process.stdin.close()
-        return LocalJob(config, process, errors)
+        return LocalJob(config, start_process(to_json(config, execution), errors), errors)
+
+
+def start_process(text: str, stderr: IO[bytes] | None) -> "subprocess.Popen[bytes]":
+    """Start a process that does the work that `to_json` describes."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", __name__],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=stderr,
+        start_new_session=True,
+    )
+    assert process.stdin is not None
+    process.stdin.write(text.encode())
+    process.stdin.close()
+    return process
 
 
 class LocalJob:
@@ -115,6 +138,17 @@ def work(text: str) -> NoReturn:
     except (ConfigError, ValueError, OSError, RuntimeError) as error:
         sys.stderr.write(f"{type(error).__name__}: {error}\n")
         sys.exit(FAILED)
+
+
+def cores() -> int:
+    """Return how many cores this process may use."""
+    # Not every system tells which cores are ours.
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def exit_of(number: int) -> int:
+    """Return the exit code of a run that saved and stopped at a signal."""
+    return 128 + number
 
 
 if __name__ == "__main__":

@@ -28,7 +28,8 @@ from tqdm import tqdm
 
 from cao_lab.config import ConfigError, Execution
 from cao_lab.log.sweeps import HEADER
-from cao_lab.suites.runner import FAILED, cores
+from cao_lab.suites.launch import cores
+from cao_lab.suites.runner import FAILED
 from cao_lab.sweeps.problems import PROBLEMS, Problem
 from cao_lab.sweeps.sweep import METHODS, carry_out
 

@@ -1,6 +1,5 @@
 """Carries a suite out: so many runs at a time, past failures, and over interruptions."""
 
-import os
 import sys
 import time
 from collections.abc import Iterable
@@ -10,7 +9,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from cao_lab.config import ConfigError, Execution, RunConfig, config_from_dict
+from cao_lab.config import ConfigError, Execution, RunConfig, SlurmOptions, config_from_dict
 from cao_lab.log.header import read_header
 from cao_lab.log.reading import read_rows
 from cao_lab.log.records import EpochRecord, LogError
@@ -18,6 +17,7 @@ from cao_lab.runs.stopping import StopRequest, stop_requests
 from cao_lab.suites import find_suite, rounds_of
 from cao_lab.suites.launch import Job, Launcher, LocalProcesses
 from cao_lab.suites.rounds import FinishedRun
+from cao_lab.suites.slurm import Slurm
 
 POLL_SECONDS = 0.2
 FAILED = 1
@@ -34,9 +34,9 @@ class SuiteRunner:
     def __init__(self, execution: Execution, jobs: int, stop: StopRequest, launcher: Launcher | None = None) -> None:
         if jobs < 1:
             raise ConfigError(f"jobs must be at least 1, got {jobs}")
-        self.jobs, self.stop = jobs, stop
-        self.launcher = launcher or LocalProcesses()
-        self.threads = execution.threads or max(1, cores() // jobs)
+        self.stop = stop
+        self.launcher: Launcher = launcher or LocalProcesses(jobs)
+        self.threads = execution.threads or self.launcher.threads
         self.execution = replace(execution, threads=self.threads)
         self.failures: dict[Path, str] = {}
         self.epochs: dict[Path, int] = {}
@@ -51,8 +51,10 @@ class SuiteRunner:
         self.runs_over += len(configs) - len(waiting)
         running: list[Job] = []
         while waiting or running:
-            while waiting and len(running) < self.jobs:
-                running.append(self.launcher.start(waiting.pop(0), self.execution))
+            room = self.launcher.room - len(running)
+            if waiting and room > 0:
+                running += self.launcher.start(waiting[:room], self.execution)
+                waiting = waiting[room:]
             time.sleep(POLL_SECONDS)
             ended = [job for job in running if job.has_ended]
             running = [job for job in running if job not in ended]
@@ -121,11 +123,19 @@ class SuiteRunner:
         self.bar.refresh()
 
 
-def run_suite(name: str, execution: Execution, jobs: int) -> int:
+def slurm_launcher(options: SlurmOptions, jobs: int, execution: Execution, suite: str) -> Slurm:
+    """Return what submits runs to Slurm; its files lie beside the logs, where all machines see them."""
+    if jobs < 1:
+        raise ConfigError(f"jobs must be at least 1, got {jobs}")
+    return Slurm(options, jobs, execution.logs.absolute() / ".slurm" / suite)
+
+
+def run_suite(name: str, execution: Execution, jobs: int, slurm: SlurmOptions | None = None) -> int:
     """Carry a suite out and return the exit code: 0, or 1 if a run failed, or 128 + the signal that stopped it."""
     folder, suite = find_suite(name)
     with stop_requests() as stop:
-        runner = SuiteRunner(execution, jobs, stop)
+        launcher = slurm_launcher(slurm, jobs, execution, folder) if slurm else None
+        runner = SuiteRunner(execution, jobs, stop, launcher)
         try:
             rounds = rounds_of(suite)
             configs = next(rounds, None)
@@ -147,9 +157,3 @@ def run_suite(name: str, execution: Execution, jobs: int) -> int:
     for path, reason in runner.failures.items():
         tqdm.write(f"failed {path}: {reason}")
     return FAILED if runner.failures else 0
-
-
-def cores() -> int:
-    """Return how many cores this process may use."""
-    # Not every system tells which cores are ours.
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

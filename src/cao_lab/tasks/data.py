@@ -52,6 +52,30 @@ class Dataset:
         return Dataset(**{**values, **tensors})
 
 
+@dataclass(frozen=True)
+class Share:
+    """One process's part of every batch, where several carry out a run together."""
+
+    rank: int = 0
+    count: int = 1
+
+    def of(self, size: int) -> slice:
+        """Return its places in a batch; one that comes away empty borrows the first."""
+        first, last = self._ends(size)
+        return slice(first, last) if last > first else slice(0, 1)
+
+    def weight(self, size: int) -> float:
+        """Return what its mean loss counts, so that the mean over the processes is that over the batch."""
+        first, last = self._ends(size)
+        return (last - first) * self.count / size
+
+    def _ends(self, size: int) -> tuple[int, int]:
+        return self.rank * size // self.count, (self.rank + 1) * size // self.count
+
+
+WHOLE = Share()
+
+
 def load(name: str, data_dir: Path | None = None, train_samples: int | None = None) -> Dataset:
     """Load a dataset by name, CIFAR from `data_dir` or else `$CAO_DATA`, the others from scikit-learn or Python.
 
@@ -85,6 +109,7 @@ def batches(
     epoch: int,
     augment: bool | None = None,
     start: int = 0,
+    share: Share = WHOLE,
 ) -> Iterator[Batch]:
     """Yield the training batches of an epoch from number `start` on, in an order drawn from (seed, epoch).
 
@@ -96,10 +121,11 @@ def batches(
     order, moves = order.to(inputs.device), moves.to(inputs.device)
     length = batch_size or len(inputs)
     for first in range(start * length, len(inputs), length):
-        chosen = order[first : first + length]
+        own = share.of(min(length, len(inputs) - first))
+        chosen = order[first : first + length][own]
         batch = inputs[chosen]
         if dataset.augment if augment is None else augment:
-            batch = crop_and_flip(batch, moves[first : first + length])
+            batch = crop_and_flip(batch, moves[first : first + length][own])
         yield prepare(dataset, batch), targets[chosen]
 
 
@@ -122,22 +148,22 @@ def crop_and_flip(
     return torch.where(moves[:, 2].bool().view(-1, 1, 1, 1), cropped.flip(3), cropped)
 
 
-def evaluation_batches(dataset: Dataset, batch_size: int | None) -> Iterator[Batch]:
-    """Yield the test set in order, without augmentation."""
+def evaluation_batches(dataset: Dataset, batch_size: int | None, share: Share = WHOLE) -> Iterator[Batch]:
+    """Yield the test set in order, without augmentation; several processes take whole batches in turn."""
     size = len(dataset.test_inputs)
     length = batch_size or size
-    for first in range(0, size, length):
+    for first in range(0, size, length)[share.rank :: share.count]:
         chosen = slice(first, first + length)
         yield prepare(dataset, dataset.test_inputs[chosen]), dataset.test_targets[chosen]
 
 
-def curvature_batch(dataset: Dataset, samples: int, *, seed: int, step: int) -> Batch:
+def curvature_batch(dataset: Dataset, samples: int, *, seed: int, step: int, share: Share = WHOLE) -> Batch:
     """Draw training samples without augmentation, from (seed, step) alone."""
     size = len(dataset.train_inputs)
     if not 1 <= samples <= size:
         raise ValueError(f"samples must be from 1 to {size}, got {samples}")
     order = torch.randperm(size, generator=_generator(CURVATURE_STREAM, seed, step))
-    chosen = order[:samples].to(dataset.train_inputs.device)
+    chosen = order[:samples][share.of(samples)].to(dataset.train_inputs.device)
     return prepare(dataset, dataset.train_inputs[chosen]), dataset.train_targets[chosen]
 
 

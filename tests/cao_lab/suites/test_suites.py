@@ -304,7 +304,7 @@ def test_a_suite_goes_past_failures_reports_them_and_skips_what_is_over(suite_fi
     assert "3 runs over, 1 failed" in said
 
     started = []
-    monkeypatch.setattr(LocalProcesses, "start", lambda self, config, _: started.append(config.label) or 1 / 0)
+    monkeypatch.setattr(LocalProcesses, "start", lambda self, configs, _: started.append(configs[0].label) or 1 / 0)
     with pytest.raises(ZeroDivisionError):
         run_suite(f"{suite_file}:MIXED", execution, jobs=1)
     assert started == ["adam"]
@@ -344,9 +344,15 @@ class AtOnce:
         def __init__(self, config):
             self.config = config
 
-    def start(self, config, execution):
-        run(config, execution)
-        return self.Job(config)
+    room, threads = 5, 1
+
+    def __init__(self, jobs):
+        assert jobs == 1
+
+    def start(self, configs, execution):
+        for config in configs:
+            run(config, execution)
+        return [self.Job(config) for config in configs]
 
 
 def test_a_generator_receives_its_finished_runs_from_any_launcher(suite_file, tmp_path, capsys, monkeypatch):
@@ -359,7 +365,7 @@ def test_a_generator_receives_its_finished_runs_from_any_launcher(suite_file, tm
 
 
 def test_the_cores_are_divided_among_the_jobs(monkeypatch):
-    monkeypatch.setattr(runner, "cores", lambda: 8)
+    monkeypatch.setattr("cao_lab.suites.launch.cores", lambda: 8)
     threads = [runner.SuiteRunner(Execution(), jobs, StopRequest()).execution.threads for jobs in (1, 3, 20)]
     assert threads == [8, 2, 1]
     assert runner.SuiteRunner(Execution(threads=5), 4, StopRequest()).execution.threads == 5

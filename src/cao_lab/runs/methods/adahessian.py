@@ -33,6 +33,7 @@ class AdaHessianConfig(Settings):
     """Steps from one Hessian product to the next."""
 
     at_least_one: ClassVar[tuple[str, ...]] = ("update_every",)
+    can_be_shared: ClassVar[bool] = False
 
     def build(self, model: "nn.Module", seed: int) -> "Method":
         """Build pytorch_optimizer's AdaHessian, which takes its products from the graph of the gradients."""

@@ -78,7 +78,8 @@ class CAOConfig(Settings):
         if self.rank > size:
             raise ConfigError(f"rank must not exceed the number of parameters, got {self.rank} for {size}")
         settings = {key: value for key, value in asdict(self).items() if key not in ("name", "sketch")}
-        optimizer = CAO(params, seed=seed, **settings)
+        # The objective's curvature is that of all processes already.
+        optimizer = CAO(params, seed=seed, process_group=False, **settings)
 
         def step(objective: "Objective", on_refresh: "OnRefresh") -> None:
             optimizer.zero_grad()

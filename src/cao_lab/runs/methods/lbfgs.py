@@ -56,7 +56,7 @@ class LBFGSConfig(Settings):
                 optimizer.zero_grad()
                 loss = objective()
                 loss.backward()
-                return loss.detach()
+                return objective.value(loss)
 
             optimizer.step(closure)
 
