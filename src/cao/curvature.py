@@ -256,8 +256,9 @@ def loss_gradient(loss: Tensor, params: Sequence[Tensor]) -> Gradient:
     if all(part is None for part in gradient):
         raise ValueError(
             "the loss depends on none of the parameters; build the optimizer from the very model that is trained, "
-            "not from one it was copied from, and not before fully_shard and the like have replaced its parameters "
-            "(sharded models are not supported yet; use DistributedDataParallel)"
+            "not from one it was copied from, and not before fully_shard and the like have replaced its parameters. If "
+            "they are sharded by fully_shard, pass a function that returns the loss: the graph of a loss that is "
+            "already computed does not lead to them"
         )
     return gradient
 

@@ -237,14 +237,18 @@ class CAO(Optimizer):
         accumulation steps, `scale=scaler.get_scale()` for one scaled by a `GradScaler`. The curvature is that of the
         loss itself, loss / scale.
         """
-        return self.is_refresh_due and self._refresh(source, scale, is_asked=False)
+        if not self.is_refresh_due:
+            return False
+        with FlatParams.in_storage_order(self._trainable().params).in_use():
+            return self._refresh(source, scale, is_asked=False)
 
     def refresh(self, source: Source, *, scale: float | Tensor = 1.0) -> bool:
         """Refresh the sketch now, and tell whether there is a new one.
 
         No gradient, parameter, buffer or global random stream is touched.
         """
-        return self._refresh(source, scale, is_asked=True)
+        with FlatParams.in_storage_order(self._trainable().params).in_use():
+            return self._refresh(source, scale, is_asked=True)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
@@ -253,6 +257,11 @@ class CAO(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        with FlatParams(self._parameters()).in_use():
+            self._step()
+        return loss
+
+    def _step(self) -> None:
         is_moving = any(float(group["lr"]) != 0 for group in self.param_groups)
         settings, progress, rules = self.param_groups[0], self._progress, self._rules
         is_warming_up = progress.steps < rules.first_steps
@@ -262,7 +271,7 @@ class CAO(Optimizer):
         caution = caution_after(self.param_groups, self.state, progress) if rules.damping.is_on_trial else 0.0
         if settings["skip_non_finite"] and not has_finite_gradients(self._parameters()):
             progress.non_finite_steps += 1
-            return loss
+            return
         preconditioner = rules.preconditioner(caution)
         base = 1.0 if is_warming_up else preconditioner.base
         gains = (preconditioner.gains / preconditioner.base).tolist()
@@ -279,7 +288,6 @@ class CAO(Optimizer):
             progress.non_finite_steps = progress.non_finite_steps + is_finite.logical_not()
         # At a rate of zero nothing moves: torch.distributed.checkpoint steps so, to see what the state will hold.
         progress.steps += is_moving
-        return loss
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything that decides the next steps, as plain numbers and tensors shaped like the parameters."""

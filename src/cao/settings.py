@@ -1,7 +1,6 @@
 """What CAO's settings and parameters must satisfy, checked once, at the border."""
 
 import math
-import sys
 from collections.abc import Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any, TypeGuard, get_args
@@ -11,12 +10,14 @@ from torch import Tensor
 
 from cao.eigensolvers import SOLVERS, Solver
 from cao.flat import FlatParams
+from cao.linalg import total
 from cao.metric import AdamMetric
 from cao.policies.damping import DAMPINGS, AtTheEdge, Damping
 from cao.policies.rank import RANKS, Rank
 from cao.policies.refresh import REFRESHES, Refresh
 from cao.policies.shorthands import damping_policy
 from cao.preconditioner import NegativeCurvature, Scaling
+from cao.shards import is_spread, local
 
 # What the groups of one optimizer share, because there is one sketch over all of them.
 SKETCH_SETTINGS = (
@@ -151,7 +152,6 @@ def check_unsupported(**options: Any) -> None:
 
 def check_parameters(params: Sequence[Tensor], device: torch.device) -> None:
     """Refuse parameters that one sketch on one device cannot cover."""
-    tensor_module = sys.modules.get("torch.distributed.tensor")
     for param in params:
         if param.device != device:
             raise ValueError(f"all parameters must be on one device, got {device}, {param.device}")
@@ -162,9 +162,11 @@ def check_parameters(params: Sequence[Tensor], device: torch.device) -> None:
         if not param.is_floating_point() or param.dtype.itemsize == 1:
             raise ValueError(f"parameters must be float16 or wider, got one of {param.dtype}; keep a wider master copy")
         if getattr(param, "_is_flat_param", False) or getattr(param, "_fsdp_flattened", False):
-            raise ValueError("FullyShardedDataParallel is not supported; use DistributedDataParallel")
-        if tensor_module is not None and isinstance(param, tensor_module.DTensor):
-            raise ValueError("sharded parameters (DTensor) are not supported yet; use DistributedDataParallel")
+            raise ValueError(
+                "FullyShardedDataParallel is not supported; use fully_shard (FSDP2) or DistributedDataParallel"
+            )
+        if is_spread(param) and any(placement.is_partial() for placement in param.placements):  # type: ignore[attr-defined]
+            raise ValueError(f"parameters must be sharded or replicated, got one placed {param.placements}")  # type: ignore[attr-defined]
 
 
 def check_trainable(params: FlatParams, rank: object) -> None:
@@ -177,8 +179,8 @@ def check_trainable(params: FlatParams, rank: object) -> None:
 
 def has_finite_gradients(params: Sequence[Tensor]) -> bool:
     """Whether every gradient is finite, at the price of a host synchronisation."""
-    parts = [p.grad.isfinite().all() for p in params if p.grad is not None]
-    return not parts or bool(torch.stack(parts).all())
+    parts = [local(p.grad, p).isfinite().all() for p in params if p.grad is not None]
+    return not parts or not bool(total(torch.stack(parts).logical_not().sum()))
 
 
 def check_gradients(params: Sequence[Tensor]) -> None:

@@ -71,7 +71,7 @@ class Sketch:
             for param, piece in zip(storage.params, column.split(storage.sizes), strict=True):
                 place = self.places.get(param)
                 if place is not None:
-                    piece += row[place : place + param.numel()].to(piece)
+                    piece += row[place : place + len(piece)].to(piece)
         return start
 
 
@@ -81,11 +81,11 @@ def saved_shares(sketch: Sketch | None, params: Sequence[Tensor], rank: int) -> 
         flat = FlatParams(params)
         names = [f"vector_{index}" for index in range(rank)]
         return {p: {name: torch.zeros_like(p, dtype=flat.dtype) for name in names} for p in params if p.requires_grad}
-    pieces = sketch.rows.split(sketch.storage.sizes, dim=1)
-    return {
-        param: {f"vector_{index}": row.view(param.shape) for index, row in enumerate(piece)}
-        for param, piece in zip(sketch.storage.params, pieces, strict=True)
-    }
+    shares: dict[Tensor, dict[str, Tensor]] = {param: {} for param in sketch.storage.params}
+    for index, row in enumerate(sketch.rows):
+        for param, part in zip(sketch.storage.params, sketch.storage.split(row, row.dtype), strict=True):
+            shares[param][f"vector_{index}"] = part
+    return shares
 
 
 def loaded_sketch(saved: Mapping[str, Any], shares: Mapping[Tensor, Mapping[str, Tensor]]) -> Sketch | None:
@@ -94,10 +94,9 @@ def loaded_sketch(saved: Mapping[str, Any], shares: Mapping[Tensor, Mapping[str,
         return None
     params = FlatParams(shares)
     storage = FlatParams.in_storage_order(params.params)
-    rows = torch.zeros(len(saved["values"]), storage.size, dtype=storage.dtype, device=storage.device)
-    for param, piece in zip(storage.params, rows.split(storage.sizes, dim=1), strict=True):
-        for index, row in enumerate(piece):
-            row.view(param.shape).copy_(shares[param][f"vector_{index}"])
+    rows = torch.zeros(len(saved["values"]), storage.length, dtype=storage.dtype, device=storage.device)
+    for index, row in enumerate(rows):
+        row.copy_(storage.join([shares[param][f"vector_{index}"] for param in storage.params]))
     numbers = (list(saved["values"]), list(saved["residuals"]), saved["damping"], saved["refreshed_at"])
     return Sketch(*numbers, params, rows)
 

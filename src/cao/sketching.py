@@ -9,7 +9,7 @@ from torch import Tensor
 
 from cao import advice
 from cao.flat import FlatParams
-from cao.linalg import Eigenpairs, generator_for, inner_products, random_columns
+from cao.linalg import Eigenpairs, generator_for, inner_products, norms, random_columns, total
 from cao.operators import ParameterOperator, SymmetryProbe
 from cao.policies.refresh import Look
 from cao.policies.shorthands import eigensolver_for
@@ -50,7 +50,7 @@ def start_columns(storage: FlatParams, columns: int, settings: Settings, progres
 def given_pairs(pairs: Eigenpairs, scale: float, params: FlatParams, settings: Settings) -> Eigenpairs:
     """Return ready eigenpairs over the parameters in storage order, checked."""
     rank, storage = settings["rank"], FlatParams.in_storage_order(params.params)
-    check_eigenpairs(pairs, params.size, rank if isinstance(rank, int) else len(pairs.values))
+    check_eigenpairs(pairs, params.length, rank if isinstance(rank, int) else len(pairs.values))
     vectors = params.reorder(pairs.vectors.detach(), storage).to(storage.device, storage.dtype)
     return replace(pairs, values=pairs.values / scale, residuals=pairs.residuals / abs(scale), vectors=vectors)
 
@@ -123,14 +123,15 @@ def curvature_seen(
     mix /= mix.norm()
     columns = [mix @ rows]
     if last_step is not None:
-        outside = last_step - (rows @ last_step) @ rows
-        if bool(outside.norm() > 0):
-            columns.append(outside / outside.norm())
+        outside = last_step - total(rows @ last_step) @ rows
+        length = norms(outside.unsqueeze(1))
+        if bool(length > 0):
+            columns.append(outside / length)
     image = (operator @ torch.stack(columns).T).detach().T
     expected = (values * mix) @ rows
-    drift = (image[0] - expected).norm() / expected.norm()
-    change = (columns[0] @ image[0]) / (columns[0] @ expected) - 1
-    along = columns[-1] @ image[-1] if len(columns) > 1 else torch.zeros_like(change)
+    off, length = norms(torch.stack([image[0] - expected, expected]).T)
+    seen, known, last = total(torch.stack([columns[0] @ image[0], columns[0] @ expected, columns[-1] @ image[-1]]))
+    drift, change, along = off / length, seen / known - 1, last if len(columns) > 1 else torch.zeros_like(last)
     progress.count(len(columns))
     numbers: list[float] = torch.stack([drift, change, along]).tolist()
     return numbers[0], numbers[1], numbers[2]

@@ -1,8 +1,10 @@
 """Derivatives of graphs, first and second, with errors that name a way out."""
 
+import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import TypeAlias
+from contextlib import ExitStack, contextmanager, nullcontext
+from functools import partial
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -48,7 +50,11 @@ def derivative(
     live = [(o, w) for o, w in zip(outputs, weights, strict=True) if o is not None and o.requires_grad]
     if not live:
         return [None] * len(inputs)
-    with explained_second_derivatives(), torch.autocast(inputs[0].device.type, enabled=False):
+    with (
+        explained_second_derivatives(),
+        torch.autocast(inputs[0].device.type, enabled=False),
+        differentiable_placements(outputs) if create_graph else nullcontext(),
+    ):
         results = torch.autograd.grad(
             [output for output, _ in live],
             inputs,
@@ -62,6 +68,31 @@ def derivative(
         if create_graph and any(result is None for result in results) and has_reentrant_checkpoint(live[0][0]):
             raise RuntimeError("a reentrant checkpoint is incompatible with .grad()")
     return list(results)
+
+
+@contextmanager
+def differentiable_placements(outputs: Gradient) -> Iterator[None]:
+    """Let gradients of tensor-parallel models be differentiated where activations become DTensors.
+
+    torch 2.13 moves the gradient of such an activation to its place without a graph: the second derivative would be
+    silently wrong. Moved there beforehand, by an operation that has a graph, it is left as it is.
+    """
+    with ExitStack() as stack:
+        nodes = {node for output in outputs if output is not None for node in nodes_below(output)}
+        for node in nodes:
+            if node.name() == "_FromTorchTensorBackward":
+                stack.callback(node.register_prehook(partial(place_gradient, node)).remove)
+        yield
+
+
+def place_gradient(node: Any, gradients: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return the gradient of an activation, placed as the activation is, or replicated where that is a sum."""
+    (gradient,) = gradients
+    if gradient is None:
+        return gradients
+    wanted = node.grad_placements or node.forward_input_placements
+    replicated = sys.modules["torch.distributed.tensor"].Replicate()
+    return (gradient.redistribute(placements=[replicated if each.is_partial() else each for each in wanted]),)
 
 
 def has_reentrant_checkpoint(output: Tensor) -> bool:
