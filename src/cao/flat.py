@@ -57,6 +57,17 @@ class FlatParams:
         """The rows of columns over the parameters."""
         return Rows() if self._mesh is None else SpreadRows(self.params, self._mesh)
 
+    def check_group(self, group: dist.ProcessGroup | None) -> None:
+        """Refuse to average over processes that hold different shards."""
+        if self._mesh is None or group is None:
+            return
+        shared = set(dist.get_process_group_ranks(group)).intersection(self._mesh.mesh.flatten().tolist())
+        if len(shared) > 1:
+            raise ValueError(
+                "process_group has processes that hold different shards; leave it out, since sharded parameters are "
+                "averaged over their own mesh, or name a group of processes that hold the same shards"
+            )
+
     def in_use(self) -> AbstractContextManager[None]:
         """Let linear algebra run over these parameters."""
         return over(self.rows)
@@ -73,7 +84,9 @@ class FlatParams:
     def join(self, parts: Sequence[Tensor]) -> Float[Tensor, " n"]:
         """Return tensors of the parameters' shapes as one vector, in the precision that curvature is kept in."""
         pieces = self.entries(parts).split(self.sizes)
-        return torch.cat([piece if scale == 1 else piece * scale for piece, scale in zip(pieces, self.scales, strict=True)])
+        return torch.cat(
+            [piece if scale == 1 else piece * scale for piece, scale in zip(pieces, self.scales, strict=True)]
+        )
 
     def entries(self, parts: Sequence[Tensor]) -> Float[Tensor, " n"]:
         """Return the entries of such tensors here as they are, such as those of a diagonal."""
@@ -106,8 +119,8 @@ class FlatParams:
     def average(self, rows: Float[Tensor, "k n"], group: dist.ProcessGroup | None) -> None:
         """Average, in place, vectors of products that each process has computed from its own share of the batch.
 
-        Where parameters are spread over processes, autograd has averaged those of each shard. Those of parameters that
-        every process holds whole are averaged over the mesh, and all of them over a group that the user has named.
+        Where parameters are spread over processes, autograd has averaged the products of shards. Those of parameters
+        that every process holds whole are averaged over the mesh, and all of them over a group that the user has named.
         """
         if self._mesh is None or group is not None:
             dist.all_reduce(rows, group=group)

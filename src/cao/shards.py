@@ -12,8 +12,8 @@ from torch import Tensor
 
 from cao.linalg import Rows
 
-# Random numbers are drawn this many at a time. A multiple of 16, for which torch's stream on a CPU is the same in pieces
-# as in one.
+# Random numbers are drawn this many at a time: a multiple of 16, for which torch's stream on a CPU is the same in
+# pieces as in one.
 DRAWN_AT_ONCE = 1 << 20
 
 
@@ -38,7 +38,8 @@ def placed(piece: Tensor, like: Any) -> Tensor:
     if not is_spread(like):
         return piece
     placement = {"shape": like.shape, "stride": like.stride()}
-    return type(like.data).from_local(piece, like.device_mesh, like.placements, run_check=False, **placement)
+    tensor: Any = sys.modules["torch.distributed.tensor"].DTensor
+    return tensor.from_local(piece, like.device_mesh, like.placements, run_check=False, **placement)  # type: ignore[no-any-return]
 
 
 def own_piece(whole: Tensor, like: Any) -> Tensor:
@@ -48,6 +49,12 @@ def own_piece(whole: Tensor, like: Any) -> Tensor:
     distribute = sys.modules["torch.distributed.tensor"].distribute_tensor
     # Without a source rank, nothing is sent: each process cuts out its own.
     return local(distribute(whole.view(like.shape), like.device_mesh, like.placements, src_data_rank=None))
+
+
+def check_whole(params: Sequence[Tensor], what: str, instead: str) -> None:
+    """Refuse sharded parameters where every process needs all of them."""
+    if any(map(is_spread, params)):
+        raise ValueError(f"{what} does not support sharded parameters (DTensor); use {instead}")
 
 
 def widest_mesh(params: Sequence[Tensor]) -> Any:
@@ -75,14 +82,15 @@ class SpreadRows(Rows):
 
     def total(self, numbers: Tensor) -> Tensor:
         """Return the sum over all processes, the same bits in each."""
-        numbers = numbers.clone(memory_format=torch.contiguous_format)
+        summed = numbers.clone(memory_format=torch.contiguous_format)
         for group in self.mesh.get_all_groups():
-            dist.all_reduce(numbers, group=group)
-        return numbers
+            dist.all_reduce(summed, group=group)
+        return summed
 
     def mean(self, numbers: Tensor) -> Tensor:
         """Return the mean over all processes."""
-        return self.total(numbers) / self.mesh.size()
+        mean: Tensor = self.total(numbers) / self.mesh.size()
+        return mean
 
     def length(self, norms: Tensor) -> Tensor:
         """Return the lengths of columns of which each process knows the norm of its part."""
@@ -126,7 +134,8 @@ class SpreadRows(Rows):
         own = torch.linalg.qr(columns)
         joined = torch.linalg.qr(self._stacked(own.R)).Q
         start = self._position() * columns.shape[1]
-        return own.Q @ joined[start : start + own.R.shape[0]]
+        basis: Tensor = own.Q @ joined[start : start + own.R.shape[0]]
+        return basis
 
     def _with(self, pieces: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
         return zip(self.params, pieces, strict=True)

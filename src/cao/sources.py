@@ -31,6 +31,7 @@ def shared_operator(
         raise ValueError("a process group does not travel with a pickle; set optimizer.process_group again")
     if dist.get_rank(group) < 0:
         raise ValueError("this process is not in process_group; pass the group of its replicas, or False")
+    flat.check_group(group)
     check_not_joining(flat.params)
     check_replicas(flat.params, group)
     return AllReduced(agreed(build, group, flat.device), group)

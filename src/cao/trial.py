@@ -6,7 +6,7 @@ before. No value of the loss is needed, and a gradient that is not finite counts
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -52,15 +52,15 @@ def judge(moved: Sequence[Moving], state: State, progress: Progress) -> None:
     """Compare the slopes at both ends of the last step, and undo it if it overshot."""
     if not moved:
         return
-    flat, before = FlatParams(param for param, *_ in moved), [state[param] for param, *_ in moved]
-    begins = [(own["last_param"], own["last_gradient"], each[2]) for own, each in zip(before, moved, strict=True)]
-    first, second = torch.stack(
-        [
-            # One parameter at a time, so that no vector is held for it.
-            flat.dot((slope(*end) for end in ends), (p - own["last_param"] for p, own in zip(flat.params, before, strict=True)))
-            for ends in (begins, moved)
-        ]
-    ).tolist()
+    flat, owns = FlatParams(param for param, *_ in moved), [state[param] for param, *_ in moved]
+    begins = [(own["last_param"], own["last_gradient"], each[2]) for own, each in zip(owns, moved, strict=True)]
+
+    def change() -> Iterator[Tensor]:
+        # One parameter at a time, so that no vector of all of them is held for it.
+        return (param - own["last_param"] for param, own in zip(flat.params, owns, strict=True))
+
+    slopes = ((slope(*end) for end in ends) for ends in (begins, moved))
+    first, second = torch.stack([flat.dot(parts, change()) for parts in slopes]).tolist()
     # A step that did not go downhill, such as none at all, promised nothing.
     agreement = second / first if first < 0 else 0.0
     if math.isfinite(second) and agreement >= OVERSHOT:

@@ -5,8 +5,15 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from small_models import batch, flat, loss_of, losses_of_parts, seeded
 from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import (
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
@@ -15,18 +22,26 @@ from torch.nn.functional import cross_entropy
 
 from cao import CAO, GaussNewton
 
-STEPS = 8
+STEPS = 3
 PLAN = {"2": ColwiseParallel(), "4": RowwiseParallel()}
-FIXED = {"rank": 3, "refresh_every": 3, "damping": 0.5, "power_iterations": 4}
+FIXED = {"rank": 3, "refresh_every": 2, "damping": 0.5, "power_iterations": 4}
 SETTINGS: dict[str, dict[str, Any]] = {
     "momentum": {**FIXED, "momentum": 0.9, "weight_decay": 0.01},
     "nesterov": {**FIXED, "momentum": 0.9, "nesterov": True},
     "clipped": {**FIXED, "max_update_norm": 0.05, "skip_non_finite": True},
     "adam": {**FIXED, "metric": "adam", "weight_decay": 0.01, "decoupled_weight_decay": True, "damping": "edge"},
-    "auto damping": {"rank": 3, "refresh_every": 3, "damping": "auto", "eigensolver": "lanczos", "lr": 1.0},
+    "auto damping": {"rank": 3, "refresh_every": 2, "damping": "auto", "eigensolver": "lanczos", "lr": 1.0},
     "all automatic": {"momentum": 0.9, "lr": 0.5},
     "rank 0": {"rank": 0, "momentum": 0.9, "scaling": "unit", "damping": 1.0},
-    "adam, rank 0": {"rank": 0, "metric": "adam", "lr": 0.01, "scaling": "unit", "damping": 1.0},
+    "adam, rank 0": {
+        "rank": 0,
+        "metric": "adam",
+        "lr": 0.01,
+        "scaling": "unit",
+        "damping": 1.0,
+        "weight_decay": 0.01,
+        "decoupled_weight_decay": True,
+    },
 }
 
 
@@ -56,7 +71,22 @@ def sharded_network(kind: str) -> tuple[nn.Module, int, int]:
     return fully_sharded(mesh["outer"], model), mesh.get_coordinate()[0], 2
 
 
-KINDS = {2: ("fully sharded", "tensor parallel"), 4: ("fully sharded", "replicated shards", "both")}
+CASES = {
+    2: [
+        *(("fully sharded", name, "function") for name in SETTINGS),
+        *(("fully sharded", "momentum", source) for source in ("parts", "gauss-newton")),
+        *(("tensor parallel", name, "function") for name in ("momentum", "adam", "auto damping")),
+        *(("tensor parallel", "momentum", source) for source in ("loss", "gauss-newton")),
+    ],
+    4: [
+        ("fully sharded", "momentum", "function"),
+        ("fully sharded", "all automatic", "function"),
+        ("replicated shards", "clipped", "function"),
+        ("replicated shards", "adam", "function"),
+        ("both", "momentum", "function"),
+        ("both", "clipped", "function"),
+    ],
+}
 
 
 def data_of(share: int, shares: int, first: int = 0) -> list[tuple[Tensor, Tensor]]:
@@ -70,6 +100,7 @@ def gauss_newton(model: nn.Module, data: tuple[Tensor, Tensor]) -> GaussNewton:
 
 
 SOURCES: dict[str, Callable[[nn.Module, tuple[Tensor, Tensor]], Any]] = {
+    "loss": loss_of,
     "function": lambda model, data: lambda: loss_of(model, data),
     "parts": lambda model, data: lambda: losses_of_parts(model, data, 2),
     "gauss-newton": gauss_newton,
@@ -103,22 +134,96 @@ def end_of(model: nn.Module, optimizer: CAO) -> tuple[Tensor, list[float], tuple
     return whole_params(model), optimizer.sketch.values if optimizer.sketch else [], tuple(optimizer.counters)
 
 
-def run_rank(rank: int, world: int, directory: str) -> None:
+def save(model: nn.Module, optimizer: CAO, path: str) -> None:
+    dcp.save(get_state(model, optimizer), checkpoint_id=path)
+
+
+def load(model: nn.Module, optimizer: CAO, path: str) -> None:
+    state = get_state(model, optimizer)
+    dcp.load(state, checkpoint_id=path)
+    set_model_state_dict(model, state["model"])
+    set_optimizer_state_dict(model, optimizer, state["optimizer"])
+
+
+def get_state(model: nn.Module, optimizer: CAO) -> dict[str, Any]:
+    return {"model": get_model_state_dict(model), "optimizer": get_optimizer_state_dict(model, optimizer)}
+
+
+def continued(checkpoint: str, settings: str) -> tuple[Tensor, list[float], tuple[int, ...]]:
+    """Go on from a checkpoint of two processes, which these write themselves, with as many as there are here."""
+    model, share, shares = sharded_network("fully sharded")
+    optimizer = optimizer_for(model, settings)
+    if dist.get_world_size() == 2:
+        train(model, optimizer, data_of(share, shares))
+        save(model, optimizer, checkpoint)
+    else:
+        load(model, optimizer, checkpoint)
+    train(model, optimizer, data_of(share, shares, first=STEPS))
+    return end_of(model, optimizer)
+
+
+def first_order(kind: type[torch.optim.Optimizer], **settings: Any) -> Tensor:
+    """Train by one of torch's optimizers, under the same sharding."""
+    model, share, shares = sharded_network("fully sharded")
+    optimizer = kind(model.parameters(), **settings)
+    for data in data_of(share, shares):
+        optimizer.zero_grad()
+        loss_of(model, data).backward()
+        optimizer.step()
+    return whole_params(model)
+
+
+def refusal(attempt: Callable[[], Any]) -> str:
+    try:
+        attempt()
+    except (ValueError, RuntimeError) as error:
+        return str(error)
+    return ""
+
+
+def refused_loss() -> str:
+    """Refresh from a loss that fully_shard has computed already."""
+    model, share, shares = sharded_network("fully sharded")
+    loss = loss_of(model, data_of(share, shares)[0])
+    message = refusal(lambda: optimizer_for(model, "momentum").refresh(loss))
+    loss.backward()
+    return message
+
+
+def vanishing_curvature() -> tuple[list[float], Tensor, Tensor]:
+    """Sketch more directions than have curvature; return VᵀV, and the largest difference between replicas."""
+    mesh = init_device_mesh("cpu", (2, dist.get_world_size() // 2), mesh_dim_names=("outer", "inner"))
+    model = seeded(lambda: nn.Linear(3, 2))
+    fully_shard(model, mesh=mesh)
+    optimizer = CAO(model.parameters(), 0.1, **{**FIXED, "rank": 5})
+    optimizer.refresh(lambda: model(torch.eye(3).double()[:1]).square().sum())
+    rows = optimizer.sketch.rows
+    gram = rows @ rows.T
+    dist.all_reduce(gram)
+    largest, smallest = rows.clone(), rows.clone()
+    dist.all_reduce(largest, dist.ReduceOp.MAX, group=mesh.get_group(0))
+    dist.all_reduce(smallest, dist.ReduceOp.MIN, group=mesh.get_group(0))
+    return optimizer.sketch.values, gram, (largest - smallest).abs().max()
+
+
+def run_rank(rank: int, world: int, directory: str, checkpoint: str) -> None:
     """Train in each of the ways the tests ask about, and leave the ends in a file."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{directory}/store", rank=rank, world_size=world)
-    ends = {}
-    for kind in KINDS[world]:
-        for name in SETTINGS:
-            model, share, shares = sharded_network(kind)
-            optimizer = optimizer_for(model, name)
-            train(model, optimizer, data_of(share, shares))
-            ends[kind, name] = end_of(model, optimizer)
-        for source in ("parts", "gauss-newton"):
-            model, share, shares = sharded_network(kind)
-            optimizer = optimizer_for(model, "momentum")
-            train(model, optimizer, data_of(share, shares), source)
-            ends[kind, source] = end_of(model, optimizer)
+    ends: dict[Any, Any] = {}
+    for kind, name, source in CASES[world]:
+        model, share, shares = sharded_network(kind)
+        optimizer = optimizer_for(model, name)
+        train(model, optimizer, data_of(share, shares), source)
+        ends[kind, name, source] = end_of(model, optimizer)
+    for settings in ("momentum", "adam"):
+        ends["continued", settings] = continued(f"{checkpoint}/{settings}", settings)
+    ends["refused loss"] = refused_loss()
+    if world == 2:
+        ends["SGD"] = first_order(torch.optim.SGD, lr=0.1, momentum=0.9)
+        ends["AdamW"] = first_order(torch.optim.AdamW, lr=0.01, weight_decay=0.01)
+    else:
+        ends["vanishing"] = vanishing_curvature()
     torch.save(ends, f"{directory}/rank{rank}")
     dist.barrier()
     dist.destroy_process_group()

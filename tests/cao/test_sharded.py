@@ -2,32 +2,77 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.multiprocessing as mp
-from sharded_ranks import KINDS, SETTINGS, data_of, deep_network, end_of, optimizer_for, run_rank, train
+from sharded_ranks import CASES, STEPS, data_of, deep_network, end_of, load, optimizer_for, run_rank, train
 
 
-@pytest.fixture(scope="module", params=list(KINDS))
-def ends(request, tmp_path_factory) -> tuple[int, list[dict]]:
-    """What two processes, and then four, came to with sharded parameters."""
-    directory, world = str(tmp_path_factory.mktemp("ranks")), request.param
-    mp.spawn(run_rank, (world, directory), nprocs=world)
-    return world, [torch.load(Path(directory) / f"rank{rank}") for rank in range(world)]
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("checkpoint")
 
 
-def alone(name: str, source: str = "function"):
-    """Train in this process, on the joined batches."""
+@pytest.fixture(scope="module")
+def ends(tmp_path_factory, checkpoint) -> dict[int, list[dict]]:
+    """What two processes, and what four, came to with sharded parameters."""
+    found = {}
+    for world in CASES:
+        directory = tmp_path_factory.mktemp(f"ranks{world}")
+        mp.spawn(run_rank, (world, str(directory), str(checkpoint)), nprocs=world)
+        found[world] = [torch.load(directory / f"rank{rank}") for rank in range(world)]
+    return found
+
+
+@pytest.mark.parametrize(("world", "case"), [(world, case) for world in CASES for case in CASES[world]])
+def test_sharded_processes_take_the_steps_of_one_on_the_joined_batch(ends, world, case):
+    _, name, source = case
     model = deep_network()
     optimizer = optimizer_for(model, name)
     train(model, optimizer, data_of(0, 1), source)
-    return end_of(model, optimizer)
+    params, values, counters = end_of(model, optimizer)
+    for end in ends[world]:
+        torch.testing.assert_close(end[case][0], params, rtol=1e-7, atol=1e-9)
+        assert end[case][1] == pytest.approx(values, rel=1e-6)
+        assert end[case][2] == counters
 
 
-@pytest.mark.parametrize("name", SETTINGS)
-def test_sharded_processes_take_the_steps_of_one_on_the_joined_batch(ends, name):
-    world, found = ends
-    params, values, counters = alone(name)
-    for kind in KINDS[world]:
-        for end in found:
-            torch.testing.assert_close(end[kind, name][0], params, rtol=1e-7, atol=1e-9)
-            assert end[kind, name][1] == pytest.approx(values, rel=1e-6)
-            assert end[kind, name][2] == counters
+@pytest.mark.parametrize(("name", "reference"), [("rank 0", "SGD"), ("adam, rank 0", "AdamW")])
+def test_without_a_sketch_sharded_steps_are_those_of_torch_to_the_bit(ends, name, reference):
+    for end in ends[2]:
+        assert torch.equal(end["fully sharded", name, "function"][0], end[reference])
+
+
+@pytest.fixture
+def gloo(tmp_path):
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("gloo")
+@pytest.mark.parametrize("settings", ["momentum", "adam"])
+def test_a_checkpoint_of_two_processes_goes_on_in_one_and_in_four(ends, checkpoint, settings):
+    model = deep_network()
+    optimizer = optimizer_for(model, settings)
+    load(model, optimizer, str(checkpoint / settings))
+    train(model, optimizer, data_of(0, 1, first=STEPS))
+    here = end_of(model, optimizer)
+    assert here[2][1] == 3  # Refreshes: the count went on, and there was another.
+    for end in (*ends[2], *ends[4]):
+        params, values, counters = end["continued", settings]
+        torch.testing.assert_close(params, here[0], rtol=1e-8, atol=1e-10)
+        assert values == pytest.approx(here[1], rel=1e-7)
+        assert counters == here[2]
+
+
+def test_a_loss_whose_graph_does_not_reach_the_shards_is_refused(ends):
+    for end in (*ends[2], *ends[4]):
+        assert "pass a function that returns the loss" in end["refused loss"]
+
+
+def test_directions_without_curvature_are_orthonormal_and_the_same_in_all_replicas(ends):
+    for end in ends[4]:
+        values, gram, difference = end["vanishing"]
+        assert values[2:] == pytest.approx([0.0] * 3, abs=1e-12)
+        torch.testing.assert_close(gram, torch.eye(5).double(), rtol=0, atol=1e-12)
+        assert difference <= 1e-12

@@ -1,4 +1,4 @@
-"""Models under fully_shard (FSDP2), run on parameters that are gathered within the graph, so that it has derivatives."""
+"""Models under fully_shard (FSDP2), run on parameters that are gathered within the graph, which so has derivatives."""
 
 import sys
 from collections.abc import Iterator, Sequence
@@ -29,7 +29,7 @@ def gathered_parameters() -> Iterator[None]:
         met: set[Any] = set()
 
         def meet(module: nn.Module, _inputs: Any) -> None:
-            state = module._get_fsdp_state() if isinstance(module, fsdp.FSDPModule) else None  # type: ignore[operator]
+            state = module._get_fsdp_state() if isinstance(module, fsdp.FSDPModule) else None
             if state is not None and state not in met:
                 met.add(state)
                 stack.enter_context(gathered(state))
@@ -50,7 +50,7 @@ def gathered(state: Any) -> Iterator[None]:
         state._fsdp_param_groups, state._training_state = [], type(training_state).PRE_BACKWARD
         for group in groups:
             shards = [current_shard(param) for param in group.fsdp_params]
-            wholes = dict(zip(group.fsdp_params, Gathered.apply(Bucket(group), *shards), strict=True))
+            wholes = dict(zip(group.fsdp_params, apply(Gathered, Bucket(group), *shards), strict=True))
             for param, module, name in places_in(group):
                 module._parameters[name] = wholes[param].to(param.mp_policy.param_dtype or wholes[param].dtype)
         yield
@@ -69,7 +69,7 @@ def places_in(group: Any) -> Iterator[tuple[Any, nn.Module, str]]:
 
 
 def current_shard(param: Any) -> Tensor:
-    """Return the shard that the module would run on, also between a forward and a backward pass, when it is gathered."""
+    """Return the shard that a module runs on, also between a forward and a backward pass, when it may be gathered."""
     info = param._module_info
     current: Tensor = info.module._parameters[info.param_name]
     return param.sharded_param if current is getattr(param, "_unsharded_param", None) else current
@@ -87,7 +87,9 @@ class Bucket:
 
     def gather(self, shards: Sequence[Any]) -> list[Any]:
         """Return whole parameters from shards; of tensor-parallel ones, this process's part."""
-        own = torch.cat([self._padded(shard, param).flatten() for shard, param in zip(shards, self.params, strict=True)])
+        own = torch.cat(
+            [self._padded(shard, param).flatten() for shard, param in zip(shards, self.params, strict=True)]
+        )
         joined = own.new_empty(self.mesh.shard_mesh_size * len(own))
         all_gather(joined, own, group=self.mesh.shard_process_group)
         rows = joined.view(-1, len(own)).split(self.sizes, dim=1)
@@ -145,6 +147,11 @@ def placed(piece: Tensor, mesh: Any, placements: Any, shape: Any, stride: Any) -
     return tensor.from_local(piece, mesh, placements, run_check=False, shape=shape, stride=stride)
 
 
+def apply(function: Any, *arguments: Any) -> Any:
+    """Apply a Function, which torch has given no types."""
+    return function.apply(*arguments)
+
+
 class Gathered(Function):
     """Parameters from their shards; the derivative is the shards of the mean gradient.
 
@@ -152,29 +159,29 @@ class Gathered(Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, bucket: Bucket, *shards: Any) -> Any:  # type: ignore[override]
+    def forward(ctx: Any, bucket: Bucket, *shards: Any) -> Any:
         """Return the whole parameters."""
         ctx.bucket = bucket
         ctx.set_materialize_grads(False)
         return tuple(bucket.gather(shards))
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, *gradients: Any) -> Any:
         """Return the shards of the mean gradient."""
-        return None, *Scattered.apply(ctx.bucket, *gradients)
+        return None, *apply(Scattered, ctx.bucket, *gradients)
 
 
 class Scattered(Function):
     """Shards of the mean of all processes' gradients."""
 
     @staticmethod
-    def forward(ctx: Any, bucket: Bucket, *gradients: Any) -> Any:  # type: ignore[override]
+    def forward(ctx: Any, bucket: Bucket, *gradients: Any) -> Any:
         """Return this process's shards."""
         ctx.bucket = bucket
         ctx.set_materialize_grads(False)
         return tuple(bucket.scatter(gradients))
 
     @staticmethod
-    def backward(ctx: Any, *shards: Any) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, *shards: Any) -> Any:
         """Return the wholes of what the shards are parts of."""
-        return None, *Gathered.apply(ctx.bucket, *shards)
+        return None, *apply(Gathered, ctx.bucket, *shards)
