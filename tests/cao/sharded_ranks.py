@@ -190,6 +190,24 @@ def refused_loss() -> str:
     return message
 
 
+def numbers_held() -> int:
+    """Return how many numbers this process keeps for the sketch and for momentum."""
+    model, share, shares = sharded_network("fully sharded")
+    optimizer = optimizer_for(model, "momentum")
+    train(model, optimizer, data_of(share, shares)[:1])
+    buffers = [optimizer.state[param]["momentum_buffer"].to_local() for param in model.parameters()]
+    vectors = [saved[f"vector_{i}"].to_local() for saved in optimizer.state_dict()["state"].values() for i in range(3)]
+    return sum(tensor.numel() for tensor in buffers + vectors)
+
+
+def refused_group() -> str:
+    """Ask for an average over processes that hold different shards."""
+    model, share, shares = sharded_network("fully sharded")
+    data = data_of(share, shares)[0]
+    optimizer = CAO(model.parameters(), 0.1, process_group=dist.group.WORLD, **FIXED)
+    return refusal(lambda: optimizer.refresh(lambda: loss_of(model, data)))
+
+
 def vanishing_curvature() -> tuple[list[float], Tensor, Tensor]:
     """Sketch more directions than have curvature; return VᵀV, and the largest difference between replicas."""
     mesh = init_device_mesh("cpu", (2, dist.get_world_size() // 2), mesh_dim_names=("outer", "inner"))
@@ -218,7 +236,7 @@ def run_rank(rank: int, world: int, directory: str, checkpoint: str) -> None:
         ends[kind, name, source] = end_of(model, optimizer)
     for settings in ("momentum", "adam"):
         ends["continued", settings] = continued(f"{checkpoint}/{settings}", settings)
-    ends["refused loss"] = refused_loss()
+    ends["refused loss"], ends["refused group"], ends["held"] = refused_loss(), refused_group(), numbers_held()
     if world == 2:
         ends["SGD"] = first_order(torch.optim.SGD, lr=0.1, momentum=0.9)
         ends["AdamW"] = first_order(torch.optim.AdamW, lr=0.01, weight_decay=0.01)

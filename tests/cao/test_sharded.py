@@ -5,6 +5,11 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from sharded_ranks import CASES, STEPS, data_of, deep_network, end_of, load, optimizer_for, run_rank, train
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
+
+from cao import Hessian, LeastSquares, SketchedLBFGS, shards, top_eigenpairs
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +70,19 @@ def test_a_checkpoint_of_two_processes_goes_on_in_one_and_in_four(ends, checkpoi
         assert counters == here[2]
 
 
+def test_each_process_keeps_its_part_of_the_vectors_and_of_momentum_and_no_more(ends):
+    size, vectors = sum(p.numel() for p in deep_network().parameters()), 3
+    for world, found in ends.items():
+        assert sum(end["held"] for end in found) == size * (vectors + 1)
+        # A shard is at most one row longer than a fair share of each of the four layers.
+        assert max(end["held"] for end in found) <= (size / world + 4 * 6) * (vectors + 1)
+
+
+def test_processes_that_hold_different_shards_are_not_averaged(ends):
+    for end in (*ends[2], *ends[4]):
+        assert "process_group has processes that hold different shards" in end["refused group"]
+
+
 def test_a_loss_whose_graph_does_not_reach_the_shards_is_refused(ends):
     for end in (*ends[2], *ends[4]):
         assert "pass a function that returns the loss" in end["refused loss"]
@@ -76,3 +94,24 @@ def test_directions_without_curvature_are_orthonormal_and_the_same_in_all_replic
         assert values[2:] == pytest.approx([0.0] * 3, abs=1e-12)
         torch.testing.assert_close(gram, torch.eye(5).double(), rtol=0, atol=1e-12)
         assert difference <= 1e-12
+
+
+@pytest.mark.usefixtures("gloo")
+def test_what_needs_whole_parameters_refuses_shards_by_name():
+    param = nn.Parameter(distribute_tensor(torch.ones(4), init_device_mesh("cpu", (1,)), [Shard(0)]))
+    for attempt, name in (
+        (lambda: SketchedLBFGS([param]), "SketchedLBFGS"),
+        (lambda: LeastSquares(lambda: param, [param]), "LeastSquares"),
+        (lambda: top_eigenpairs(Hessian(lambda: param.sum(), [param]), 1), "the spectrum of an operator"),
+    ):
+        with pytest.raises(ValueError, match=rf"{name} does not support sharded parameters .DTensor.; use"):
+            attempt()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("count", [5, 16, 250, 257, 1031])
+def test_numbers_drawn_in_pieces_are_those_drawn_at_once(monkeypatch, count, dtype):
+    monkeypatch.setattr(shards, "DRAWN_AT_ONCE", 64)
+    stream = shards.NormalStream(count, torch.Generator().manual_seed(3), dtype)
+    drawn = torch.cat([stream.take(2), stream.take(count // 2), stream.take(count - count // 2 - 2)])
+    assert torch.equal(drawn, torch.randn(count, generator=torch.Generator().manual_seed(3), dtype=dtype))

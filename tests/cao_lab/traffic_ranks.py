@@ -1,5 +1,7 @@
 """What each of several processes does in the test of traffic; a module that a new process can import."""
 
+from typing import Any
+
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -11,20 +13,23 @@ from cao import CAO
 from cao_lab.bench.traffic import counted
 
 RANK = 3
-SIZES = [(15, 32), (31, 8)]  # With a bias, each layer has a multiple of 8 rows and so equal shards.
+WORLD = 4
 
 
-def traffic_of(kind: str) -> tuple[list, list]:
-    """Return what a refresh, not the first one, and a step have sent."""
+def traffic_of(kind: str, ranks: int) -> tuple[list, list]:
+    """Return what a refresh, not the first one, and a step have sent among so many of the processes."""
+    mesh = init_device_mesh("cpu", (WORLD // ranks, ranks), mesh_dim_names=("apart", "together"))["together"]
     torch.manual_seed(0)
+    # The numbers of rows divide by 4, so that no shard is padded.
     model: nn.Module = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 8))
+    settings: dict[str, Any] = {"rank": RANK, "refresh_every": 1, "damping": 1.0, "power_iterations": 3}
     if kind == "sharded":
-        mesh = init_device_mesh("cpu", (dist.get_world_size(),))
         fully_shard(model[2], mesh=mesh)
         fully_shard(model, mesh=mesh)
     else:
-        model = DistributedDataParallel(model)
-    optimizer = CAO(model.parameters(), 0.1, rank=RANK, refresh_every=1, damping=1.0, power_iterations=3)
+        model = DistributedDataParallel(model, process_group=mesh.get_group())
+        settings["process_group"] = mesh.get_group()
+    optimizer = CAO(model.parameters(), 0.1, **settings)
     inputs = torch.randn(16, 16)
     for _ in range(2):
         with counted() as refresh:
@@ -36,11 +41,11 @@ def traffic_of(kind: str) -> tuple[list, list]:
     return refresh, step
 
 
-def run_rank(rank: int, world: int, directory: str) -> None:
+def run_rank(rank: int, directory: str) -> None:
     """Count what both kinds of model send, and leave it in a file."""
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{directory}/store", rank=rank, world_size=world)
-    found = {kind: traffic_of(kind) for kind in ("replicated", "sharded")}
+    dist.init_process_group("gloo", init_method=f"file://{directory}/store", rank=rank, world_size=WORLD)
+    found = {(kind, ranks): traffic_of(kind, ranks) for kind in ("replicated", "sharded") for ranks in (2, 4)}
     torch.save(found, f"{directory}/rank{rank}")
     dist.barrier()
     dist.destroy_process_group()
