@@ -136,6 +136,13 @@ class FlatParams:
             raise ValueError(f"expected columns of shape ({self.length}, k), got {tuple(columns.shape)}")
         return columns.new_zeros(columns.shape[1], columns.shape[0]).T
 
+    def scaled(self, columns: Float[Tensor, "n k"], power: int) -> Float[Tensor, "n k"]:
+        """Return columns with the scales of the parameters put into them (1), or taken out (−1)."""
+        if all(scale == 1 for scale in self.scales):
+            return columns
+        pieces = zip(columns.split(self.sizes), self.scales, strict=True)
+        return torch.cat([piece * scale**power for piece, scale in pieces])
+
     def reorder(self, columns: Float[Tensor, "n k"], other: "FlatParams") -> Float[Tensor, "n k"]:
         """Return the columns with each parameter's rows moved from its place here to its place in the other order."""
         pieces = dict(zip(self.params, columns.T.split(self.sizes, dim=1), strict=True))

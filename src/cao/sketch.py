@@ -56,7 +56,7 @@ class Sketch:
     @property
     def vectors(self) -> Float[Tensor, "n k"]:
         """The eigenvectors as columns, over the parameters in the optimizer's order; a copy."""
-        return self.storage.reorder(self.rows.T, self.params)
+        return self.params.scaled(self.storage.reorder(self.rows.T, self.params), -1)
 
     def start(self, storage: FlatParams, rank: int, generator: torch.Generator) -> Float[Tensor, "n k"]:
         """Return start columns for the next refresh: these vectors, each with a share of a fresh random direction.

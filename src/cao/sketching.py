@@ -50,8 +50,9 @@ def start_columns(storage: FlatParams, columns: int, settings: Settings, progres
 def given_pairs(pairs: Eigenpairs, scale: float, params: FlatParams, settings: Settings) -> Eigenpairs:
     """Return ready eigenpairs over the parameters in storage order, checked."""
     rank, storage = settings["rank"], FlatParams.in_storage_order(params.params)
+    pairs = replace(pairs, vectors=params.scaled(pairs.vectors.detach(), 1))
     check_eigenpairs(pairs, params.length, rank if isinstance(rank, int) else len(pairs.values))
-    vectors = params.reorder(pairs.vectors.detach(), storage).to(storage.device, storage.dtype)
+    vectors = params.reorder(pairs.vectors, storage).to(storage.device, storage.dtype)
     return replace(pairs, values=pairs.values / scale, residuals=pairs.residuals / abs(scale), vectors=vectors)
 
 

@@ -78,7 +78,8 @@ def differentiable_placements(outputs: Gradient) -> Iterator[None]:
     silently wrong. Moved there beforehand, by an operation that has a graph, it is left as it is.
     """
     with ExitStack() as stack:
-        nodes = {node for output in outputs if output is not None for node in nodes_below(output)}
+        is_possible = "torch.distributed.tensor" in sys.modules
+        nodes = {node for output in outputs if output is not None and is_possible for node in nodes_below(output)}
         for node in nodes:
             if node.name() == "_FromTorchTensorBackward":
                 stack.callback(node.register_prehook(partial(place_gradient, node)).remove)
