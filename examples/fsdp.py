@@ -20,7 +20,8 @@ def build() -> nn.Module:
     for layer in model:
         if isinstance(layer, nn.Linear):
             fully_shard(layer)
-    return fully_shard(model)
+    fully_shard(model)
+    return model
 
 
 def main() -> None:
@@ -39,7 +40,7 @@ def main() -> None:
         optimizer.refresh_if_due(lambda: nn.functional.cross_entropy(model(inputs), labels))
         loss.backward()
         optimizer.step()
-        if step % 20 == 0 and dist.get_rank() == 0:
+        if step % 20 == 0 and dist.get_rank() == 0 and optimizer.sketch:
             print(f"step {step}: loss {loss.item():.4f}, sharpest curvature {optimizer.sketch.values[0]:.3f}")
     dist.barrier()
     dist.destroy_process_group()

@@ -50,19 +50,19 @@ def start_columns(storage: FlatParams, columns: int, settings: Settings, progres
 def given_pairs(pairs: Eigenpairs, scale: float, params: FlatParams, settings: Settings) -> Eigenpairs:
     """Return ready eigenpairs over the parameters in storage order, checked."""
     rank, storage = settings["rank"], FlatParams.in_storage_order(params.params)
-    pairs = replace(pairs, vectors=params.scaled(pairs.vectors.detach(), 1))
-    check_eigenpairs(pairs, params.length, rank if isinstance(rank, int) else len(pairs.values))
-    vectors = params.reorder(pairs.vectors, storage).to(storage.device, storage.dtype)
+    check_eigenpairs(pairs, params, rank if isinstance(rank, int) else len(pairs.values))
+    vectors = params.reorder(params.scaled(pairs.vectors.detach(), 1), storage).to(storage.device, storage.dtype)
     return replace(pairs, values=pairs.values / scale, residuals=pairs.residuals / abs(scale), vectors=vectors)
 
 
-def check_eigenpairs(pairs: Eigenpairs, size: int, rank: int) -> None:
+def check_eigenpairs(pairs: Eigenpairs, params: FlatParams, rank: int) -> None:
     """Refuse ready eigenpairs of other shapes, or with vectors that are not orthonormal; let non-finite ones pass."""
-    for name, wanted in (("vectors", (size, rank)), ("values", (rank,)), ("residuals", (rank,))):
+    for name, wanted in (("vectors", (params.length, rank)), ("values", (rank,)), ("residuals", (rank,))):
         got = tuple(getattr(pairs, name).shape)
         if got != wanted:
             raise ValueError(f"Eigenpairs must have {name} of shape {wanted}, got {got}")
-    error = float((inner_products(pairs.vectors, pairs.vectors) - torch.eye(rank).to(pairs.vectors.device)).abs().max())
+    vectors = params.scaled(pairs.vectors, 1)
+    error = float((inner_products(vectors, vectors) - torch.eye(rank).to(vectors.device)).abs().max())
     if error > 1e-3:
         raise ValueError(
             f"Eigenpairs must have orthonormal vectors, got VᵀV off by {error:.2g}; torch.linalg.qr makes them so"
