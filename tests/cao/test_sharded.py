@@ -114,7 +114,7 @@ def test_what_needs_whole_parameters_refuses_shards_by_name():
     for attempt, name in (
         (lambda: SketchedLBFGS([param]), "SketchedLBFGS"),
         (lambda: LeastSquares(lambda: param, [param]), "LeastSquares"),
-        (lambda: top_eigenpairs(Hessian(lambda: param.sum(), [param]), 1), "the spectrum of an operator"),
+        (lambda: top_eigenpairs(Hessian(param.sum, [param]), 1), "the spectrum of an operator"),
     ):
         with pytest.raises(ValueError, match=rf"{name} does not support sharded parameters .DTensor.; use"):
             attempt()
