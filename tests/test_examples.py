@@ -47,6 +47,11 @@ def test_a_physics_informed_network_is_solved_twice_and_drawn(tmp_path):
     assert (tmp_path / "out/pinn.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_sharded_model_is_trained(tmp_path):
+    losses = [float(line.split("loss ")[1].split(",")[0]) for line in run_example("fsdp", folder=tmp_path).splitlines()]
+    assert losses[-1] < losses[0] / 100
+
+
 @pytest.mark.parametrize("name", [path.stem for path in sorted((ROOT / "examples").glob("*.py"))])
 def test_every_example_says_how_to_run_it(name):
     assert f"python examples/{name}.py" in (ROOT / "examples" / f"{name}.py").read_text()

@@ -13,7 +13,9 @@ from torch.nn.parallel import DistributedDataParallel
 from cao.autograd.derivatives import Gradient, NoSecondDerivativeError, derivative, gradient_graph, replicas_in
 from cao.autograd.isolation import as_plain_models, cloned_buffers, isolated_forward, replaced_parameters
 from cao.flat import FlatParams
+from cao.linalg import ROWS
 from cao.operators import ParameterOperator, Scaled, in_order
+from cao.shards import is_spread
 
 LossFunction: TypeAlias = Callable[[], Tensor | Iterable[Tensor]]
 
@@ -54,6 +56,7 @@ class Hessian:
             # A checkpointed graph runs parts of its forward pass again, a distributed one talks to the other processes.
             with cloned_buffers(), as_plain_models(replicas_in(self._source)):
                 self._gradient = self._gradient or gradient_graph(self._source, self.params)
+                check_shards(self._gradient, self.params)
                 add_products(product, self._gradient, self.flat, columns)
             return product
         with isolated_forward(self.params[0].device):
@@ -197,17 +200,17 @@ class GaussNewton:
         """Whether ⟨u, J v⟩ = ⟨Jᵀu, v⟩ for a random u: the right side needs a first derivative only."""
         generator = torch.Generator(outputs.device).manual_seed(0)
         probe = torch.empty_like(outputs).normal_(generator=generator)
-        pulled = derivative([outputs], self.params, [probe])
+        reached = list(zip(derivative([outputs], self.params, [probe]), self.params, strict=True))
         for direction, tangent in zip(directions, tangents, strict=True):
-            terms = [(part * piece).sum() for part, piece in zip(pulled, direction, strict=True) if part is not None]
-            expected, seen = torch.stack(terms).sum(), (probe * tangent).sum()
-            if not bool((seen - expected).abs() <= 0.02 * torch.maximum(tangent.norm(), expected.abs())):
+            expected = self.flat.dot((torch.zeros_like(p) if part is None else part for part, p in reached), direction)
+            seen, length = ROWS.get().mean(torch.stack([(probe * tangent).sum(), tangent.norm()]))
+            if not bool((seen - expected).abs() <= 0.02 * torch.maximum(length, expected.abs())):
                 return False
         return True
 
     def _difference(self, direction: list[Tensor]) -> Tensor:
         precision = torch.finfo(direction[0].dtype).eps
-        length = torch.stack([piece.norm() for piece in direction]).norm().clamp_min(precision)
+        length = max(float(self.flat.norm(direction)), precision)
         step = precision ** (1 / 3) / length  # Where truncation and rounding are of one size.
         ends = []
         for sign in (1, -1):
@@ -253,6 +256,16 @@ def next_gradient(losses: Iterator[Tensor], params: Sequence[Tensor]) -> Gradien
     for loss in losses:
         return gradient_graph(checked_loss(loss), params)
     return None
+
+
+def check_shards(gradient: Gradient, params: Sequence[Tensor]) -> None:
+    """Refuse a graph that does not lead to sharded parameters, whose curvature would be taken for zero."""
+    lost = sum(part is None and is_spread(param) for part, param in zip(gradient, params, strict=True))
+    if lost:
+        raise ValueError(
+            f"the graph of this loss does not lead to {lost} of the sharded parameters, which fully_shard has gathered "
+            "outside of it; pass a function that returns the loss, which runs the model anew"
+        )
 
 
 def add_products(

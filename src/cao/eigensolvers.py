@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from cao.linalg import (
+    ROWS,
     Eigenpairs,
     Which,
     column_major,
@@ -16,11 +17,13 @@ from cao.linalg import (
     generator_for,
     has_converged,
     multiply_in_place,
+    norms,
     orthonormalize,
     random_columns,
     rayleigh_ritz,
     row_pieces,
     small_eigh,
+    total,
 )
 from cao.operators import SymmetricOperator
 
@@ -103,7 +106,7 @@ class Lanczos:
         """Return the most wanted eigenpairs of the block Krylov space of the start columns."""
         width = start.shape[1]
         count = self.count or width
-        capacity = min(self.capacity or width * (self.iterations + 1), start.shape[0])
+        capacity = min(self.capacity or width * (self.iterations + 1), ROWS.get().count(start))
         space = KrylovSpace(operator, start if overwrite_start else column_major(start), capacity)
         del start
         for iteration in range(self.iterations + 1):
@@ -134,29 +137,29 @@ class KrylovSpace:
         self.residual = start
         self.products = 0
         self.projected = torch.zeros(0, 0, dtype=torch.float64, device=start.device)
-        self._rows = start.new_empty(capacity, start.shape[0])
+        self._rows, self._size = start.new_empty(capacity, start.shape[0]), ROWS.get().count(start)
 
     @property
     def is_full(self) -> bool:
         """Whether there is no room for another block; a basis of everything has room for a narrower last one."""
-        capacity, size = self._rows.shape
-        return capacity < size and len(self.projected) + self.residual.shape[1] > capacity
+        capacity = len(self._rows)
+        return capacity < self._size and len(self.projected) + self.residual.shape[1] > capacity
 
     @property
     def is_exhausted(self) -> bool:
         """Whether the basis spans everything there is."""
-        return len(self.projected) == self._rows.shape[1]
+        return len(self.projected) == self._size
 
     @property
     def is_invariant(self) -> bool:
         """Whether the operator does not lead out of the space, up to rounding."""
-        return float(self.residual.norm()) <= self._rounding
+        return float(norms(self.residual).norm()) <= self._rounding
 
     def grow(self) -> None:
         """Add the directions of the residual, or random ones where it vanishes, at the cost of a product each."""
         size = len(self.projected)
         basis, block = self._rows[:size], self.residual[:, : len(self._rows) - size]
-        lengths = block.norm(dim=0)
+        lengths = norms(block)
         is_lost = lengths <= self._rounding
         if bool(is_lost.any()):
             generator = generator_for(block.device, self.products)
@@ -180,8 +183,7 @@ class KrylovSpace:
     def residual_norms(self, rotation: Float[Tensor, "m k"]) -> Float[Tensor, " k"]:
         """Return ‖A V s − V T s‖ for columns s: what the newest columns' images have outside the basis."""
         newest = rotation[-self.residual.shape[1] :].to(self.residual.dtype)
-        norms: Tensor = (self.residual @ newest).norm(dim=0)
-        return norms
+        return norms(self.residual @ newest)
 
     @full_precision()
     def shrink(self, values: Float[Tensor, " k"], rotation: Float[Tensor, "m k"]) -> None:
@@ -208,7 +210,7 @@ def remove_components(columns: Float[Tensor, "n b"], rows: Float[Tensor, "m n"])
     """Make the columns orthogonal to orthonormal rows, in place, and return the coefficients taken out, in float64."""
     taken = torch.zeros(len(rows), columns.shape[1], dtype=torch.float64, device=columns.device)
     for _ in range(2):  # Twice is enough to reach rounding, even where the products are not summed in float64.
-        coefficients = rows @ columns
+        coefficients = total(rows @ columns)
         columns.addmm_(rows.T, coefficients, alpha=-1)
         taken += coefficients
     return taken

@@ -1,22 +1,38 @@
 """Parameters as one flat vector: their order, size, precision and device, and how columns are cut and joined."""
 
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
+from functools import cached_property
 
 import torch
+import torch.distributed as dist
 from jaxtyping import Float
 from torch import Tensor
+
+from cao.linalg import Rows, over
+from cao.shards import SpreadRows, is_spread, local, placed, widest_mesh
 
 # Parameters of no more numbers than this are small: a call costs more than a copy of them.
 SMALL = 1 << 14
 
 
 class FlatParams:
-    """Parameters in one order, seen as one vector of the length of them all."""
+    """Parameters in one order, seen as one vector of the length of them all.
+
+    Of parameters that are spread over processes, the vector in each process is made of their pieces there.
+    """
 
     def __init__(self, params: Iterable[Tensor]) -> None:
         self.params = list(params)
-        self.sizes = [p.numel() for p in self.params]
-        self.size = sum(self.sizes)
+        self.pieces = [local(p) for p in self.params]
+        self.sizes = [piece.numel() for piece in self.pieces]
+        self.length = sum(self.sizes)
+        """Numbers in this process."""
+        self.size = sum(p.numel() for p in self.params)
+        """Numbers in all of them."""
+        self._mesh = widest_mesh(self.params)
+        self.scales = [self.rows.scale(p) for p in self.params]
+        """Factors of the parameters' pieces in vectors: 1, or less where other processes hold the same piece."""
 
     @classmethod
     def in_storage_order(cls, params: Iterable[Tensor]) -> "FlatParams":
@@ -36,31 +52,96 @@ class FlatParams:
         """The device of the parameters."""
         return self.params[0].device
 
-    def split(self, vector: Float[Tensor, " n"]) -> list[Tensor]:
-        """Cut a vector into tensors of the parameters' shapes and types."""
-        pieces = vector.split(self.sizes)
-        return [piece.view(p.shape).to(p.dtype) for piece, p in zip(pieces, self.params, strict=True)]
+    @cached_property
+    def rows(self) -> Rows:
+        """The rows of columns over the parameters."""
+        return Rows() if self._mesh is None else SpreadRows(self.params, self._mesh)
+
+    def check_group(self, group: dist.ProcessGroup | None) -> None:
+        """Refuse to average over processes that hold different shards."""
+        if self._mesh is None or group is None:
+            return
+        shared = set(dist.get_process_group_ranks(group)).intersection(self._mesh.mesh.flatten().tolist())
+        if len(shared) > 1:
+            raise ValueError(
+                "process_group has processes that hold different shards; leave it out, since sharded parameters are "
+                "averaged over their own mesh, or name a group of processes that hold the same shards"
+            )
+
+    def in_use(self) -> AbstractContextManager[None]:
+        """Let linear algebra run over these parameters."""
+        return over(self.rows)
+
+    def split(self, vector: Float[Tensor, " n"], dtype: torch.dtype | None = None) -> list[Tensor]:
+        """Cut a vector into tensors of the parameters' shapes, and of their types or the given one."""
+        return [
+            placed((part if scale == 1 else part / scale).view(piece.shape).to(dtype or piece.dtype), param)
+            for part, scale, piece, param in zip(
+                vector.split(self.sizes), self.scales, self.pieces, self.params, strict=True
+            )
+        ]
 
     def join(self, parts: Sequence[Tensor]) -> Float[Tensor, " n"]:
         """Return tensors of the parameters' shapes as one vector, in the precision that curvature is kept in."""
-        return torch.cat([part.detach().reshape(-1).to(self.dtype) for part in parts])
+        pieces = self.entries(parts).split(self.sizes)
+        return torch.cat(
+            [piece if scale == 1 else piece * scale for piece, scale in zip(pieces, self.scales, strict=True)]
+        )
+
+    def entries(self, parts: Sequence[Tensor]) -> Float[Tensor, " n"]:
+        """Return the entries of such tensors here as they are, such as those of a diagonal."""
+        pieces = [local(part.detach(), p) for part, p in zip(parts, self.params, strict=True)]
+        return torch.cat([piece.reshape(-1).to(self.dtype) for piece in pieces])
 
     def add_to(self, target: Float[Tensor, " n"], parts: Sequence[Tensor | None]) -> None:
         """Add tensors of the parameters' shapes to a vector; None adds nothing."""
-        for piece, part in zip(target.split(self.sizes), parts, strict=True):
+        for piece, part, scale, param in zip(target.split(self.sizes), parts, self.scales, self.params, strict=True):
             if part is None:
                 continue
             if part.is_sparse:
                 raise ValueError(
                     "curvature needs dense gradients, got a sparse one; build the embedding with sparse=False"
                 )
-            piece += part.reshape(-1)
+            piece.add_(local(part.detach(), param).reshape(-1), alpha=scale)
+
+    def dot(self, parts: Iterable[Tensor], others: Iterable[Tensor]) -> Tensor:
+        """Return the inner product of tensors of the parameters' shapes."""
+        pairs = zip(parts, others, self.params, self.scales, strict=True)
+        return self.rows.total(
+            torch.stack([scale**2 * (local(a, p).flatten() @ local(b, p).flatten()) for a, b, p, scale in pairs]).sum()
+        )
+
+    def norm(self, parts: Iterable[Tensor]) -> Tensor:
+        """Return the norm of tensors of the parameters' shapes."""
+        pairs = zip(parts, self.params, self.scales, strict=True)
+        return self.rows.length(torch.stack([local(part, p).norm() * scale for part, p, scale in pairs]).norm())
+
+    def average(self, rows: Float[Tensor, "k n"], group: dist.ProcessGroup | None) -> None:
+        """Average, in place, vectors of products that each process has computed from its own share of the batch.
+
+        Where parameters are spread over processes, autograd has averaged the products of shards. Those of parameters
+        that every process holds whole are averaged over the mesh, and all of them over a group that the user has named.
+        """
+        if self._mesh is None or group is not None:
+            dist.all_reduce(rows, group=group)
+            rows /= dist.get_world_size(group)
+        if self._mesh is not None:
+            for piece, param in zip(rows.split(self.sizes, dim=1), self.params, strict=True):
+                if not is_spread(param):
+                    piece.copy_(self.rows.mean(piece))
 
     def zeros_like(self, columns: Float[Tensor, "n k"]) -> Float[Tensor, "n k"]:
         """Return zero columns to accumulate a product in, each contiguous in memory."""
-        if columns.ndim != 2 or columns.shape[0] != self.size:
-            raise ValueError(f"expected columns of shape ({self.size}, k), got {tuple(columns.shape)}")
+        if columns.ndim != 2 or columns.shape[0] != self.length:
+            raise ValueError(f"expected columns of shape ({self.length}, k), got {tuple(columns.shape)}")
         return columns.new_zeros(columns.shape[1], columns.shape[0]).T
+
+    def scaled(self, columns: Float[Tensor, "n k"], power: int) -> Float[Tensor, "n k"]:
+        """Return columns with the scales of the parameters put into them (1), or taken out (−1)."""
+        if all(scale == 1 for scale in self.scales):
+            return columns
+        pieces = zip(columns.split(self.sizes), self.scales, strict=True)
+        return torch.cat([piece * scale**power for piece, scale in pieces])
 
     def reorder(self, columns: Float[Tensor, "n k"], other: "FlatParams") -> Float[Tensor, "n k"]:
         """Return the columns with each parameter's rows moved from its place here to its place in the other order."""

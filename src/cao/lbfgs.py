@@ -20,6 +20,7 @@ from cao.operators import ParameterOperator
 from cao.quasi_newton import InverseHessian
 from cao.refreshes import FIRST_PRICE, eigenpairs, has_slowed, next_rank, start_columns
 from cao.settings import check_parameters, is_count, is_number, is_positive
+from cao.shards import check_whole
 
 # A search that fails is followed by one over a new sketch, by one in very short steps, and by none.
 FAILURES_TO_STOP = 3
@@ -130,6 +131,7 @@ class SketchedLBFGS(Optimizer):
         if not self._params:
             raise ValueError("SketchedLBFGS needs a parameter that requires a gradient, got none")
         check_parameters(self._params, self._params[0].device)
+        check_whole(self._params, "SketchedLBFGS", 'CAO with damping="auto", or DistributedDataParallel')
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any]) -> Any:  # type: ignore[override]

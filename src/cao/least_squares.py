@@ -12,6 +12,7 @@ from cao.autograd.isolation import isolated_forward
 from cao.flat import FlatParams
 from cao.jacobian import PointwiseJacobian
 from cao.linalg import Eigenpairs
+from cao.shards import check_whole
 
 ResidualFunction: TypeAlias = Callable[[], Tensor | Sequence[Tensor]]
 
@@ -37,6 +38,7 @@ class LeastSquares:
                 f"residuals must be a function that returns one tensor or several, got {type(residuals).__name__}"
             )
         self.params = list(params)
+        check_whole(self.params, "LeastSquares", "GaussNewton")
         self.max_jacobian_size = max_jacobian_size
         self._residuals = residuals
         self._jacobian = PointwiseJacobian(self.residuals, self.params)

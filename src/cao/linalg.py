@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any, Literal
@@ -12,6 +13,43 @@ from torch import Tensor
 
 Which = Literal["magnitude", "algebraic", "both-ends"]
 """The eigenvalues wanted: of largest magnitude, the largest, or the largest and the smallest in turn."""
+
+
+class Rows:
+    """Where the rows of columns are: here in this process, all of them. Elsewhere they may be spread over several."""
+
+    def total(self, numbers: Tensor) -> Tensor:
+        """Return the sum of what each process has added up over its rows."""
+        return numbers
+
+    def mean(self, numbers: Tensor) -> Tensor:
+        """Return the mean of the numbers that each process has."""
+        return numbers
+
+    def length(self, norms: Tensor) -> Tensor:
+        """Return the lengths of columns of which each process knows the norm of its part."""
+        return norms
+
+    def scale(self, param: Tensor) -> float:
+        """Return the factor of a parameter's entries in columns."""
+        return 1.0
+
+    def count(self, columns: Float[Tensor, "n k"]) -> int:
+        """Return how many rows there are in all processes."""
+        return columns.shape[0]
+
+    def random(self, rows: int, columns: int, generator: torch.Generator, dtype: torch.dtype) -> Float[Tensor, "n k"]:
+        """Draw standard normal columns, each contiguous in memory, on the generator's device."""
+        return torch.randn(columns, rows, generator=generator, device=generator.device, dtype=dtype).T
+
+    def basis(self, columns: Float[Tensor, "n k"]) -> Float[Tensor, "n k"]:
+        """Return an orthonormal basis by Householder's reflections, which bear any columns."""
+        basis: Tensor = torch.linalg.qr(columns).Q
+        return basis
+
+
+ROWS: ContextVar[Rows] = ContextVar("ROWS", default=Rows())  # noqa: B039
+"""The rows that the linear algebra of this moment is about."""
 
 # Blocks of this many numbers keep the temporaries of a pass over an n × k matrix small and in cache.
 NUMBERS_AT_ONCE = 1 << 17
@@ -30,7 +68,27 @@ class Eigenpairs:
     def is_finite(self) -> bool:
         """Whether every value and every vector is finite."""
         # A sum is non-finite if any of its terms is, and needs no n × k temporary.
-        return bool((self.values.sum() + self.residuals.sum() + self.vectors.sum()).isfinite())
+        return bool(total(self.values.sum() + self.residuals.sum() + self.vectors.sum()).isfinite())
+
+
+@contextmanager
+def over(rows: Rows) -> Iterator[None]:
+    """Let inner products and norms run over these rows, wherever they are."""
+    token = ROWS.set(rows)
+    try:
+        yield
+    finally:
+        ROWS.reset(token)
+
+
+def total(numbers: Tensor) -> Tensor:
+    """Return the sum of what each process that holds rows has added up."""
+    return ROWS.get().total(numbers)
+
+
+def norms(columns: Float[Tensor, "n k"]) -> Float[Tensor, " k"]:
+    """Return the columns' lengths."""
+    return ROWS.get().length(columns.norm(dim=0))
 
 
 @contextmanager
@@ -66,7 +124,7 @@ def random_columns(
     rows: int, columns: int, generator: torch.Generator, dtype: torch.dtype = torch.float32
 ) -> Float[Tensor, "n k"]:
     """Draw standard normal columns, each contiguous in memory, on the generator's device."""
-    return torch.randn(columns, rows, generator=generator, device=generator.device, dtype=dtype).T
+    return ROWS.get().random(rows, columns, generator, dtype)
 
 
 @full_precision()
@@ -81,7 +139,7 @@ def rayleigh_ritz(
     for piece, image_piece in row_pieces(basis, image):
         residual = torch.addmm(turn @ image_piece, scaled, piece, alpha=-1)
         squares += residual.square_().sum(dim=1)
-    return values.to(basis.dtype), rotation.to(basis.dtype), squares.sqrt().to(basis.dtype)
+    return values.to(basis.dtype), rotation.to(basis.dtype), total(squares).sqrt().to(basis.dtype)
 
 
 def small_eigh(matrix: Float[Tensor, "k k"], which: Which) -> tuple[Float[Tensor, " k"], Float[Tensor, "k k"]]:
@@ -129,7 +187,7 @@ def orthonormalize(columns: Float[Tensor, "n k"], *, is_rough: bool = False) -> 
         factor = torch.linalg.cholesky_ex(gram / lengths / lengths[:, None]).L
         # The comparison is also false for NaN, which a failed factorisation may leave behind.
         if not bool(factor.diagonal().min() > threshold):
-            return column_major(torch.linalg.qr(columns).Q)
+            return column_major(ROWS.get().basis(columns))
         inverse = torch.linalg.solve_triangular(factor.T, torch.diag(1 / lengths).T, upper=True, left=False)
         multiply_in_place(columns, inverse)
         if is_rough and bool(factor.diagonal().min() > 1e-3):
@@ -142,11 +200,11 @@ def inner_products(
     left: Float[Tensor, "n j"], right: Float[Tensor, "n k"], dtype: torch.dtype = torch.float64
 ) -> Float[Tensor, "j k"]:
     """Return leftᵀ right in float64, each block of rows multiplied in the given precision."""
-    total = torch.zeros(left.shape[1], right.shape[1], dtype=torch.float64, device=left.device)
+    products = torch.zeros(left.shape[1], right.shape[1], dtype=torch.float64, device=left.device)
     for piece, other in row_pieces(left, right):
         piece = piece.to(dtype)
-        total += piece @ (piece if left is right else other.to(dtype)).T
-    return total
+        products += piece @ (piece if left is right else other.to(dtype)).T
+    return total(products)
 
 
 @full_precision()

@@ -63,8 +63,8 @@ class AdamMetric:
     def diagonal(self, flat: FlatParams, state: State) -> Float[Tensor, " n"]:
         """Return D; 0 for parameters that have not had a gradient yet, which do not move."""
         # A parameter that has none has an infinite denominator.
-        return 1 / flat.join(
-            [self.denominator(state[p]) if state.get(p) else p.new_full(p.shape, torch.inf) for p in flat.params]
+        return 1 / flat.entries(
+            [self.denominator(state[p]) if state.get(p) else torch.full_like(p, torch.inf) for p in flat.params]
         )
 
 

@@ -9,6 +9,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from cao.flat import FlatParams
+from cao.linalg import total
+from cao.shards import is_spread
 
 Result = TypeVar("Result")
 
@@ -82,7 +84,7 @@ class Deflated:
         return self._outside(self.operator @ self._outside(columns))
 
     def _outside(self, columns: Tensor) -> Tensor:
-        return columns - self.basis @ (self.basis.T @ columns)
+        return columns - self.basis @ total(self.basis.T @ columns)
 
 
 class AllReduced:
@@ -90,13 +92,14 @@ class AllReduced:
 
     def __init__(self, operator: ParameterOperator, group: dist.ProcessGroup | None) -> None:
         self.operator, self.group, self.params = operator, group, operator.params
+        self.flat = FlatParams(operator.params)
 
     def __matmul__(self, columns: Float[Tensor, "n k"]) -> Float[Tensor, "n k"]:
         """Return the mean of all ranks' products, the same bits on every rank."""
         product = agreed(lambda: self.operator @ columns, self.group, columns.device)
         rows = product.T.contiguous()
-        dist.all_reduce(rows, group=self.group)
-        return rows.div_(dist.get_world_size(self.group)).T
+        self.flat.average(rows, self.group)
+        return rows.T
 
 
 def agreed(compute: Callable[[], Result], group: dist.ProcessGroup | None, device: torch.device) -> Result:
@@ -122,7 +125,8 @@ def check_replicas(params: Sequence[Tensor], group: dist.ProcessGroup | None) ->
 
     They are compared by their sizes and by their sums, to rounding: processes may run on different machines.
     """
-    sums = [p.detach().sum(dtype=torch.float64) for p in params]
+    # Shards differ by nature; what is compared of them is their number.
+    sums = [p.detach().sum(dtype=torch.float64) for p in params if not is_spread(p)] or [torch.zeros(()).double()]
     facts = torch.stack([torch.stack(sums).sum(), sums[0], torch.tensor(sum(p.numel() for p in params)).to(sums[0])])
     lowest, highest = facts.clone(), facts.clone()
     dist.all_reduce(lowest, dist.ReduceOp.MIN, group=group)
@@ -154,7 +158,7 @@ class SymmetryProbe:
         if self._first is None:
             self._first = columns[:, 0].clone(), image[:, 0].clone()
         column, its_image = self._first
-        self._seen.append(torch.stack([its_image @ columns, column @ image]))
+        self._seen.append(total(torch.stack([its_image @ columns, column @ image])))
         return image
 
     @property

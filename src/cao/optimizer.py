@@ -240,6 +240,11 @@ class CAO(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        with FlatParams(self._parameters()).in_use():
+            self._step()
+        return loss
+
+    def _step(self) -> None:
         is_moving = any(float(group["lr"]) != 0 for group in self.param_groups)
         rules, progress = Rules(self.param_groups, self._progress), self._progress
         settings, is_warming_up = rules.settings, progress.steps < rules.first_steps
@@ -249,7 +254,7 @@ class CAO(Optimizer):
         caution = caution_after(self.param_groups, self.state, progress) if rules.damping.is_on_trial else 0.0
         if settings["skip_non_finite"] and not has_finite_gradients(self._parameters()):
             progress.non_finite_steps += 1
-            return loss
+            return
         preconditioner = rules.preconditioner(caution)
         base = 1.0 if is_warming_up else preconditioner.base
         gains = (preconditioner.gains / preconditioner.base).tolist()
@@ -266,7 +271,6 @@ class CAO(Optimizer):
             progress.non_finite_steps = progress.non_finite_steps + is_finite.logical_not()
         # At a rate of zero nothing moves: torch.distributed.checkpoint steps so, to see what the state will hold.
         progress.steps += is_moving
-        return loss
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything that decides the next steps, as plain numbers and tensors shaped like the parameters."""
@@ -314,23 +318,24 @@ class CAO(Optimizer):
         check_request(scale, params, rank)
         # What is sketched is the curvature of what is minimised.
         scale = -float(scale) if rules.settings["maximize"] else float(scale)
-        if isinstance(source, Eigenpairs):
-            operator, pairs = None, given_pairs(source, scale, params, rank)
-        else:
-            storage = FlatParams.in_storage_order(params.params)
-            operator = shared_operator(source, scale, storage, self.process_group)
-            if metric is not None:
-                operator = Scaled(operator, metric.diagonal(storage, self.state))
-            if not is_asked and progress.sketch and not is_stale(operator, progress.sketch, rules, self.state):
-                return False
-            pairs = found_pairs(operator, rules)
-        # Not counted before this line, so that a refresh stays due if its source was refused.
-        progress.attempts += 1
-        progress.attempted_at = progress.looked_at = progress.steps
-        progress.count(pairs.products)
-        if pairs.is_finite:
-            adopt(pairs, operator, params, rules)
-            return True
+        storage = FlatParams.in_storage_order(params.params)
+        with storage.in_use():
+            if isinstance(source, Eigenpairs):
+                operator, pairs = None, given_pairs(source, scale, params, rank)
+            else:
+                operator = shared_operator(source, scale, storage, self.process_group)
+                if metric is not None:
+                    operator = Scaled(operator, metric.diagonal(storage, self.state))
+                if not is_asked and progress.sketch and not is_stale(operator, progress.sketch, rules, self.state):
+                    return False
+                pairs = found_pairs(operator, rules)
+            # Not counted before this line, so that a refresh stays due if its source was refused.
+            progress.attempts += 1
+            progress.attempted_at = progress.looked_at = progress.steps
+            progress.count(pairs.products)
+            if pairs.is_finite:
+                adopt(pairs, operator, params, rules)
+                return True
         progress.failed_refreshes += 1
         advice.on_failure(progress.sketch is not None, progress.has_warned)
         return False

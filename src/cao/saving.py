@@ -67,11 +67,11 @@ def add_progress(saved: dict[str, Any], progress: Progress, params: Sequence[Ten
 
 def shares_of(sketch: Sketch) -> dict[Tensor, dict[str, Tensor]]:
     """Return each parameter's share of the vectors, shaped like it."""
-    pieces = sketch.rows.split(sketch.storage.sizes, dim=1)
-    return {
-        param: {f"{VECTOR}{index}": row.view(param.shape) for index, row in enumerate(piece)}
-        for param, piece in zip(sketch.storage.params, pieces, strict=True)
-    }
+    shares: dict[Tensor, dict[str, Tensor]] = {param: {} for param in sketch.storage.params}
+    for index, row in enumerate(sketch.rows):
+        for param, part in zip(sketch.storage.params, sketch.storage.split(row, row.dtype), strict=True):
+            shares[param][f"{VECTOR}{index}"] = part
+    return shares
 
 
 def places_for_shares(params: Sequence[Tensor], count: int) -> dict[Tensor, dict[str, Tensor]]:
@@ -153,10 +153,9 @@ def loaded_sketch(numbers: Mapping[str, Any], shares: Mapping[Tensor, Mapping[st
     """Return the sketch whose numbers and whose shares, by parameter, were saved."""
     params = FlatParams(shares)
     storage = FlatParams.in_storage_order(params.params)
-    rows = torch.zeros(len(numbers["values"]), storage.size, dtype=storage.dtype, device=storage.device)
-    for param, piece in zip(storage.params, rows.split(storage.sizes, dim=1), strict=True):
-        for index, row in enumerate(piece):
-            row.view(param.shape).copy_(shares[param][f"{VECTOR}{index}"])
+    rows = torch.zeros(len(numbers["values"]), storage.length, dtype=storage.dtype, device=storage.device)
+    for index, row in enumerate(rows):
+        row.copy_(storage.join([shares[param][f"{VECTOR}{index}"] for param in storage.params]))
     return Sketch(
         values=list(numbers["values"]),
         residuals=list(numbers["residuals"]),

@@ -1,7 +1,6 @@
 """What CAO's settings and parameters must satisfy, checked once, at the border."""
 
 import math
-import sys
 from collections.abc import Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any, TypeGuard, get_args
@@ -16,6 +15,7 @@ from cao.policies.rank import RANKS, Rank
 from cao.policies.refresh import REFRESHES, Refresh
 from cao.preconditioner import NegativeCurvature, Scaling
 from cao.rules import policies_of
+from cao.shards import is_spread
 
 # What the groups of one optimizer share, because there is one sketch over all of them.
 SKETCH_SETTINGS = (
@@ -160,7 +160,6 @@ def check_unsupported(**options: Any) -> None:
 
 def check_parameters(params: Sequence[Tensor], device: torch.device | None) -> None:
     """Refuse parameters that one sketch on one device cannot cover."""
-    tensor_module = sys.modules.get("torch.distributed.tensor")
     for param in params:
         if param.device != device:
             raise ValueError(f"all parameters must be on one device, got {device}, {param.device}")
@@ -171,6 +170,8 @@ def check_parameters(params: Sequence[Tensor], device: torch.device | None) -> N
         if not param.is_floating_point() or param.dtype.itemsize == 1:
             raise ValueError(f"parameters must be float16 or wider, got one of {param.dtype}; keep a wider master copy")
         if getattr(param, "_is_flat_param", False) or getattr(param, "_fsdp_flattened", False):
-            raise ValueError("FullyShardedDataParallel is not supported; use DistributedDataParallel")
-        if tensor_module is not None and isinstance(param, tensor_module.DTensor):
-            raise ValueError("sharded parameters (DTensor) are not supported yet; use DistributedDataParallel")
+            raise ValueError(
+                "FullyShardedDataParallel is not supported; use fully_shard (FSDP2) or DistributedDataParallel"
+            )
+        if is_spread(param) and any(placement.is_partial() for placement in param.placements):  # type: ignore[attr-defined]
+            raise ValueError(f"parameters must be sharded or replicated, got one placed {param.placements}")  # type: ignore[attr-defined]

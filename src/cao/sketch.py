@@ -51,7 +51,7 @@ class Sketch:
     @property
     def vectors(self) -> Float[Tensor, "n k"]:
         """The eigenvectors as columns, over the parameters in the optimizer's order; a copy."""
-        return self.storage.reorder(self.rows.T, self.params)
+        return self.params.scaled(self.storage.reorder(self.rows.T, self.params), -1)
 
     def start(self, storage: FlatParams, rank: int, generator: torch.Generator) -> Float[Tensor, "n k"]:
         """Return start columns for the next refresh: these vectors, each with a share of a fresh random direction.
@@ -66,7 +66,7 @@ class Sketch:
             for param, piece in zip(storage.params, column.split(storage.sizes), strict=True):
                 place = self.places.get(param)
                 if place is not None:
-                    piece += row[place : place + param.numel()].to(piece)
+                    piece += row[place : place + len(piece)].to(piece)
         return start
 
 

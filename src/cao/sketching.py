@@ -15,7 +15,7 @@ from cao.autograd.isolation import check_not_joining
 from cao.curvature import LossFunction, operator_for
 from cao.eigensolvers import eigensolver_for
 from cao.flat import FlatParams
-from cao.linalg import Eigenpairs, generator_for, inner_products, random_columns
+from cao.linalg import Eigenpairs, generator_for, inner_products, norms, random_columns, total
 from cao.operators import AllReduced, ParameterOperator, SymmetryProbe, agreed, check_replicas
 from cao.policies.refresh import Look
 from cao.preconditioner import is_singular
@@ -51,6 +51,7 @@ def shared_operator(
         raise ValueError("a process group does not travel with a pickle; set optimizer.process_group again")
     if dist.get_rank(group) < 0:
         raise ValueError("this process is not in process_group; pass the group of its replicas, or False")
+    flat.check_group(group)
     check_not_joining(flat.params)
     check_replicas(flat.params, group)
     return AllReduced(agreed(lambda: operator_for(source, flat.params, scale), group, flat.device), group)
@@ -84,18 +85,19 @@ def found_pairs(operator: ParameterOperator, rules: Rules) -> Eigenpairs:
 def given_pairs(pairs: Eigenpairs, scale: float, params: FlatParams, rank: object) -> Eigenpairs:
     """Return ready eigenpairs over the parameters in storage order, checked."""
     storage = FlatParams.in_storage_order(params.params)
-    check_eigenpairs(pairs, params.size, rank if isinstance(rank, int) else len(pairs.values))
-    vectors = params.reorder(pairs.vectors.detach(), storage).to(storage.device, storage.dtype)
+    check_eigenpairs(pairs, params, rank if isinstance(rank, int) else len(pairs.values))
+    vectors = params.reorder(params.scaled(pairs.vectors.detach(), 1), storage).to(storage.device, storage.dtype)
     return replace(pairs, values=pairs.values / scale, residuals=pairs.residuals / abs(scale), vectors=vectors)
 
 
-def check_eigenpairs(pairs: Eigenpairs, size: int, rank: int) -> None:
+def check_eigenpairs(pairs: Eigenpairs, params: FlatParams, rank: int) -> None:
     """Refuse ready eigenpairs of other shapes, or with vectors that are not orthonormal; let non-finite ones pass."""
-    for name, wanted in (("vectors", (size, rank)), ("values", (rank,)), ("residuals", (rank,))):
+    for name, wanted in (("vectors", (params.length, rank)), ("values", (rank,)), ("residuals", (rank,))):
         got = tuple(getattr(pairs, name).shape)
         if got != wanted:
             raise ValueError(f"Eigenpairs must have {name} of shape {wanted}, got {got}")
-    error = float((inner_products(pairs.vectors, pairs.vectors) - torch.eye(rank).to(pairs.vectors.device)).abs().max())
+    vectors = params.scaled(pairs.vectors, 1)
+    error = float((inner_products(vectors, vectors) - torch.eye(rank).to(vectors.device)).abs().max())
     if error > 1e-3:
         raise ValueError(
             f"Eigenpairs must have orthonormal vectors, got VᵀV off by {error:.2g}; torch.linalg.qr makes them so"
@@ -168,14 +170,15 @@ def curvature_seen(
     mix /= mix.norm()
     columns = [mix @ rows]
     if last_step is not None:
-        outside = last_step - (rows @ last_step) @ rows
-        if bool(outside.norm() > 0):
-            columns.append(outside / outside.norm())
+        outside = last_step - total(rows @ last_step) @ rows
+        length = norms(outside.unsqueeze(1))
+        if bool(length > 0):
+            columns.append(outside / length)
     image = (operator @ torch.stack(columns).T).detach().T
     expected = (values * mix) @ rows
-    drift = (image[0] - expected).norm() / expected.norm()
-    change = (columns[0] @ image[0]) / (columns[0] @ expected) - 1
-    along = columns[-1] @ image[-1] if len(columns) > 1 else torch.zeros_like(change)
+    off, length = norms(torch.stack([image[0] - expected, expected]).T)
+    seen, known, last = total(torch.stack([columns[0] @ image[0], columns[0] @ expected, columns[-1] @ image[-1]]))
+    drift, change, along = off / length, seen / known - 1, last if len(columns) > 1 else torch.zeros_like(last)
     progress.count(len(columns))
     numbers: list[float] = torch.stack([drift, change, along]).tolist()
     return numbers[0], numbers[1], numbers[2]

@@ -13,6 +13,7 @@ from cao.eigensolvers import KrylovSpace, Lanczos
 from cao.flat import FlatParams
 from cao.linalg import Eigenpairs, Which, inner_products, orthonormalize, random_columns, small_eigh
 from cao.operators import ParameterOperator, SymmetricOperator
+from cao.shards import check_whole
 
 Quadrature = tuple[Float[Tensor, " m"], Float[Tensor, " m"]]
 """Nodes and weights, the nodes ascending."""
@@ -206,6 +207,7 @@ def space_of(operator: SymmetricOperator, size: int | None) -> Space:
     have torch's default type and device.
     """
     if isinstance(operator, ParameterOperator):
+        check_whole(operator.params, "the spectrum of an operator", "a model on one device, loaded from a checkpoint")
         flat = FlatParams(operator.params)
         space = Space(flat.size, flat.dtype, flat.device)
     elif isinstance(operator, Tensor):

@@ -11,6 +11,8 @@ from torch import Tensor
 
 from cao import flat
 from cao.flat import FlatParams
+from cao.linalg import ROWS, total
+from cao.shards import local
 from cao.sketch import Sketch
 
 # Large parameters are worked on in stretches of this many numbers, which stay in the cache between operations.
@@ -31,7 +33,9 @@ class Stretch:
     """The sketched eigenvectors' entries here; none where the sketch does not reach."""
     settings: Mapping[str, Any]
     root: float | Float[Tensor, " n"]
-    """The entries of D^½ here: √(lr / largest lr), times that of Adam's metric where there is one."""
+    """The entries of D^½ here: √(lr / largest lr), times that of Adam's metric, times the scale of the rows."""
+    scale: float = 1.0
+    """The factor of entries here in the rows, by which norms count them too."""
 
     def slope(self, clip: Tensor | None) -> Float[Tensor, " n"]:
         """Return the gradient with its sign, weight decay and clipping, in the precision of the sketch."""
@@ -83,8 +87,8 @@ def check_gradients(params: Sequence[Tensor]) -> None:
 
 def has_finite_gradients(params: Sequence[Tensor]) -> bool:
     """Whether every gradient is finite, at the price of a host synchronisation."""
-    parts = [p.grad.isfinite().all() for p in params if p.grad is not None]
-    return not parts or bool(torch.stack(parts).all())
+    parts = [local(p.grad, p).isfinite().all() for p in params if p.grad is not None]
+    return not parts or not bool(total(torch.stack(parts).logical_not().sum()))
 
 
 def take_step(
@@ -150,7 +154,7 @@ def projected(
             products.append(dots if is_plain else [dot * stretch.root for dot in dots])
     if not products:
         return [], None
-    sums = torch.stack([torch.stack(parts).sum() for parts in zip(*products, strict=True)])
+    sums = total(torch.stack([torch.stack(parts).sum() for parts in zip(*products, strict=True)]))
     is_finite = sums.isfinite().all()
     sums = torch.where(is_finite, sums, 0.0)
     return [total * gain for total, gain in zip(sums.unbind(), gains, strict=True)], is_finite
@@ -168,11 +172,11 @@ def clip_factor(stretches: Sequence[Stretch], weights: Sequence[Tensor], limit: 
         if rate != 0:
             update = torch.zeros_like(stretch.gradient, dtype=stretch.dtype)
             stretch.add([update], 1.0, stretch.slope(None), weights)
-            norms.append(update.norm() * (rate / max(rates)))
+            norms.append(update.norm() * (stretch.scale * rate / max(rates)))
     if not norms:
         return torch.ones(())
     # An entry that is not a number leaves the others where they are, as one that is infinite does.
-    return torch.clamp(limit / torch.stack(norms).norm(), max=1.0).nan_to_num(nan=0.0)
+    return torch.clamp(limit / ROWS.get().length(torch.stack(norms).norm()), max=1.0).nan_to_num(nan=0.0)
 
 
 def stretches_of(groups: Sequence[Mapping[str, Any]], sketch: Sketch | None, state: State) -> Iterator[Stretch]:
@@ -185,24 +189,24 @@ def stretches_of(groups: Sequence[Mapping[str, Any]], sketch: Sketch | None, sta
         rate = 1.0 if is_still or highest == 0 else math.sqrt(lr / highest)
         places = {} if is_still or sketch is None else sketch.places
         for run in neighbours(group["params"], places):
-            gradients = [p.grad for p in run if p.grad is not None]
-            buffers = [buffer for p in run if (buffer := averaged_gradient(state[p], p, group)) is not None]
-            place = places.get(run[0])
-            if len(run) > 1 or not all(tensor.is_contiguous() for tensor in (*run, *gradients, *buffers)):
-                pieces = [(run, flattened(gradients), buffers)]
+            own, gradients = [local(p) for p in run], [local(p.grad, p) for p in run]
+            buffers = [local(buffer) for p in run if (buffer := averaged_gradient(state[p], p, group)) is not None]
+            place, scale = places.get(run[0]), ROWS.get().scale(run[0])
+            if len(run) > 1 or not all(tensor.is_contiguous() for tensor in (*own, *gradients, *buffers)):
+                pieces = [(own, flattened(gradients), buffers)]
             else:
-                cut = [tensor.view(-1).split(STRETCH) for tensor in (*run, *gradients, *buffers)]
+                cut = [tensor.view(-1).split(STRETCH) for tensor in (*own, *gradients, *buffers)]
                 pieces = [([param], gradient, buffer) for param, gradient, *buffer in zip(*cut, strict=True)]
             sizes = [gradient.numel() for _, gradient, _ in pieces]
             blocks: Sequence[Sequence[Tensor]] = [()] * len(pieces)
-            roots: Sequence[float | Tensor] = [rate] * len(pieces)
+            roots: Sequence[float | Tensor] = [rate * scale] * len(pieces)
             if sketch is not None and place is not None:
                 blocks = [block.unbind() for block in sketch.rows.narrow(1, place, sum(sizes)).split(sizes, dim=1)]
                 if group["metric"] is not None:
-                    entries = flattened([group["metric"].denominator(state[p]) for p in run]).to(sketch.rows.dtype)
-                    roots = entries.rsqrt().mul_(rate).split(sizes)
+                    entries = flattened([local(group["metric"].denominator(state[p])) for p in run])
+                    roots = entries.to(sketch.rows.dtype).rsqrt().mul_(rate * scale).split(sizes)
             for (params, gradient, averages), rows, root in zip(pieces, blocks, roots, strict=True):
-                yield Stretch(params, averages, gradient, rows, group, root)
+                yield Stretch(params, averages, gradient, rows, group, root, scale)
 
 
 def averaged_gradient(own: dict[str, Any], param: Tensor, group: Mapping[str, Any]) -> Tensor | None:
@@ -223,8 +227,8 @@ def neighbours(params: Iterable[Tensor], places: Mapping[Tensor, int]) -> Iterat
     run: list[Tensor] = []
     size, end = 0, None
     for param in FlatParams.in_storage_order(p for p in params if p.grad is not None).params:
-        start, count = places.get(param), param.numel()
-        is_other = start != end or (bool(run) and param.dtype != run[-1].dtype)
+        start, count, scale = places.get(param), local(param).numel(), ROWS.get().scale(param)
+        is_other = start != end or (bool(run) and (param.dtype, scale) != (run[-1].dtype, ROWS.get().scale(run[-1])))
         if run and (is_other or count > flat.SMALL or size + count > STRETCH):
             yield run
             run, size = [], 0

@@ -6,12 +6,13 @@ before. No value of the loss is needed, and a gradient that is not finite counts
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from cao.flat import FlatParams
 from cao.sketch import Progress
 
 # The reduction of the loss is a quarter of what the first slope promised; below that the step is taken back.
@@ -38,9 +39,9 @@ def caution_after(groups: Sequence[Mapping[str, Any]], state: State, progress: P
         state[param]["last_param"], state[param]["last_gradient"] = param.clone(), gradient.clone()
     if progress.sketch is None or not moving:
         return 0.0
+    flat = FlatParams(param for param, *_ in moving)
     gradient_norm, parameter_norm = (
-        float(torch.stack([tensor.norm() for tensor in tensors]).norm())
-        for tensors in ([slope(*each) for each in moving], [param for param, *_ in moving])
+        float(flat.norm(tensors)) for tensors in ([slope(*each) for each in moving], flat.params)
     )
     if parameter_norm == 0 or not math.isfinite(gradient_norm):
         return 0.0
@@ -51,13 +52,15 @@ def judge(moved: Sequence[Moving], state: State, progress: Progress) -> None:
     """Compare the slopes at both ends of the last step, and undo it if it overshot."""
     if not moved:
         return
-    before, after = [], []
-    for param, gradient, group in moved:
-        last, last_gradient = state[param]["last_param"], state[param]["last_gradient"]
-        step = (param - last).flatten()
-        before.append(slope(last, last_gradient, group).flatten() @ step)
-        after.append(slope(param, gradient, group).flatten() @ step)
-    first, second = torch.stack([torch.stack(before).sum(), torch.stack(after).sum()]).tolist()
+    flat, owns = FlatParams(param for param, *_ in moved), [state[param] for param, *_ in moved]
+    begins = [(own["last_param"], own["last_gradient"], each[2]) for own, each in zip(owns, moved, strict=True)]
+
+    def change() -> Iterator[Tensor]:
+        # One parameter at a time, so that no vector of all of them is held for it.
+        return (param - own["last_param"] for param, own in zip(flat.params, owns, strict=True))
+
+    slopes = ((slope(*end) for end in ends) for ends in (begins, moved))
+    first, second = torch.stack([flat.dot(parts, change()) for parts in slopes]).tolist()
     # A step that did not go downhill, such as none at all, promised nothing.
     agreement = second / first if first < 0 else 0.0
     if math.isfinite(second) and agreement >= OVERSHOT:

@@ -8,10 +8,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 import torch.multiprocessing as mp
 from small_models import batch, flat_params, loss_of, smooth_network, ten_steps, train
-from torch import nn
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Shard, distribute_tensor
 from two_ranks import SETTINGS, WORLD, run_rank, train_from
 
 from cao import CAO
@@ -127,10 +124,3 @@ def test_asking_a_fresh_optimizer_for_its_distributed_state_changes_no_later_ste
     train(model, optimizer, [batch(seed=seed) for seed in range(4)])
     train(reference, CAO(reference.parameters(), 0.1, **SETTINGS), [batch(seed=seed) for seed in range(4)])
     assert torch.equal(flat_params(model), flat_params(reference))
-
-
-@pytest.mark.usefixtures("gloo")
-def test_sharded_parameters_are_refused():
-    sharded = distribute_tensor(torch.ones(4), init_device_mesh("cpu", (1,)), [Shard(0)])
-    with pytest.raises(ValueError, match=r"\(DTensor\) are not supported yet; use DistributedDataParallel"):
-        CAO([nn.Parameter(sharded)], 0.1)

@@ -106,7 +106,7 @@ def test_an_error_in_one_process_ends_the_refresh_in_all_and_the_next_one_works(
 def test_the_older_sharded_models_are_refused_by_name(directory, name):
     for refusal in outcomes(directory, name):
         assert "FullyShardedDataParallel" in refusal
-        assert "use DistributedDataParallel" in refusal
+        assert "use fully_shard (FSDP2) or DistributedDataParallel" in refusal
 
 
 def test_parts_of_a_model_under_zero_redundancy_are_refused(directory):

@@ -2,8 +2,9 @@
 
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import TypeAlias
+from contextlib import ExitStack, contextmanager, nullcontext
+from functools import partial
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -32,8 +33,9 @@ def gradient_graph(loss: Tensor, params: Sequence[Tensor]) -> Gradient:
     if all(part is None for part in gradient):
         raise ValueError(
             "the loss depends on none of the parameters; build the optimizer from the very model that is trained, "
-            "not from one it was copied from, and not before fully_shard and the like have replaced its parameters "
-            "(sharded models are not supported yet; use DistributedDataParallel)"
+            "not from one it was copied from, and not before fully_shard and the like have replaced its parameters. If "
+            "they are sharded by fully_shard, pass a function that returns the loss: the graph of a loss that is "
+            "already computed does not lead to them"
         )
     return gradient
 
@@ -57,7 +59,11 @@ def derivative(
     if not live:
         return [None] * len(inputs)
     try:
-        with outside_fabric(), torch.autocast(inputs[0].device.type, enabled=False):
+        with (
+            outside_fabric(),
+            torch.autocast(inputs[0].device.type, enabled=False),
+            differentiable_placements(outputs) if create_graph else nullcontext(),
+        ):
             results = torch.autograd.grad(
                 [output for output, _ in live],
                 inputs,
@@ -90,6 +96,32 @@ def with_way_out(error: RuntimeError) -> RuntimeError | None:
     if not any(symptom in str(error) for symptom in symptoms):
         return None
     return NoSecondDerivativeError(str(error).splitlines()[0])
+
+
+@contextmanager
+def differentiable_placements(outputs: Gradient) -> Iterator[None]:
+    """Let gradients of tensor-parallel models be differentiated where activations become DTensors.
+
+    torch 2.13 moves the gradient of such an activation to its place without a graph: the second derivative would be
+    silently wrong. Moved there beforehand, by an operation that has a graph, it is left as it is.
+    """
+    with ExitStack() as stack:
+        is_possible = "torch.distributed.tensor" in sys.modules
+        nodes = {node for output in outputs if output is not None and is_possible for node in parents_of_nodes(output)}
+        for node in nodes:
+            if node.name() == "_FromTorchTensorBackward":
+                stack.callback(node.register_prehook(partial(place_gradient, node)).remove)
+        yield
+
+
+def place_gradient(node: Any, gradients: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return the gradient of an activation, placed as the activation is, or replicated where that is a sum."""
+    (gradient,) = gradients
+    if gradient is None:
+        return gradients
+    wanted = node.grad_placements or node.forward_input_placements
+    replicated = sys.modules["torch.distributed.tensor"].Replicate()
+    return (gradient.redistribute(placements=[replicated if each.is_partial() else each for each in wanted]),)
 
 
 def has_reentrant_checkpoint(output: Tensor) -> bool:

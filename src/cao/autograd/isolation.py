@@ -14,6 +14,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.nn.parallel import DistributedDataParallel
 
+from cao.autograd.gathering import gathered_parameters
+
 
 @contextmanager
 def isolated_forward(device: torch.device) -> Iterator[None]:
@@ -28,6 +30,7 @@ def isolated_forward(device: torch.device) -> Iterator[None]:
         stack.enter_context(sdpa_kernel(SDPBackend.MATH))
         stack.enter_context(without_fast_path())
         stack.enter_context(replicas_met_as_plain_models())
+        stack.enter_context(gathered_parameters())
         stack.enter_context(uncompiled())
         stack.enter_context(torch.enable_grad())
         yield

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from cao.eigensolvers import Lanczos
-from cao.linalg import Eigenpairs, generator_for, random_columns
+from cao.linalg import ROWS, Eigenpairs, generator_for, random_columns, total
 from cao.operators import Deflated, SymmetricOperator
 from cao.preconditioner import NegativeCurvature, Scaling
 
@@ -120,7 +120,7 @@ class AtTheEdge:
         self, pairs: Eigenpairs, kept: int, operator: SymmetricOperator | None, weight_decay: float
     ) -> tuple[float, int]:
         """Return the curvature that is to be expected outside the sketch, weight decay included."""
-        if kept == pairs.vectors.shape[0]:
+        if kept == ROWS.get().count(pairs.vectors):
             return weight_decay, 0
         following = min(kept, len(pairs.values) - 1)
         # A Ritz value may fall short of the eigenvalue it stands for by its residual.
@@ -180,11 +180,11 @@ class FromSpectrum:
         return 1.0
 
     def _outside(self, vectors: Float[Tensor, "n k"], operator: SymmetricOperator) -> tuple[float, int]:
-        size, rank = vectors.shape
+        size, rank = ROWS.get().count(vectors), vectors.shape[1]
         if size == rank:
             return 0.0, 0
         start = random_columns(size, 1, generator_for(vectors.device, size, rank), vectors.dtype)
-        start -= vectors @ (vectors.T @ start)
+        start -= vectors @ total(vectors.T @ start)
         solve = Lanczos(min(self.products, size - rank) - 1)
         found = solve(Deflated(operator, vectors), start, overwrite_start=True)
         # A Ritz value may fall short of the eigenvalue it stands for by its residual.
