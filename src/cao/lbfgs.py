@@ -16,6 +16,7 @@ from cao.objective import Iterate, Objective, change_between
 from cao.operators import ParameterOperator
 from cao.quasi_newton import InverseHessian
 from cao.refreshes import FIRST_PRICE, eigenpairs, has_slowed, next_rank, start_columns
+from cao.reports import Report, report_on_lbfgs
 
 # A search that fails is followed by one over a new sketch, by one in very short steps, and by none.
 FAILURES_TO_STOP = 3
@@ -160,6 +161,10 @@ class SketchedLBFGS(Optimizer):
             rank=len(inverse.values),
             conditioning_removed=1 + float(inverse.values.max()) / inverse.damping if has_sketch else 1.0,
         )
+
+    def report(self) -> Report:
+        """Return what the optimizer did, what it cost and what it advises: `print(optimizer.report())`."""
+        return report_on_lbfgs(self.status._asdict(), self.source is not None, self._params[0].dtype)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore everything that decides the next steps, bit for bit."""

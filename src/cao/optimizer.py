@@ -21,6 +21,7 @@ from cao.policies.rank import Rank
 from cao.policies.refresh import Refresh
 from cao.policies.shorthands import damping_policy, plain, restored
 from cao.preconditioner import NegativeCurvature, Scaling
+from cao.reports import Report, report_on_cao
 from cao.rules import Rules
 from cao.settings import (
     SKETCH_SETTINGS,
@@ -225,6 +226,10 @@ class CAO(Optimizer):
     def counters(self) -> Counters:
         """What the optimizer has done so far."""
         return self._progress.counters
+
+    def report(self) -> Report:
+        """Return what the optimizer did, what it cost and what it advises: `print(optimizer.report())`."""
+        return report_on_cao(self._rules)
 
     def refresh_if_due(self, source: Source, *, scale: float | Tensor = 1.0) -> bool:
         """Refresh the sketch if it is time to, and tell whether there is a new one; call it before `loss.backward()`.

@@ -148,6 +148,8 @@ class Progress(Track):
     """What the damping rule has measured at the last refresh."""
     looks: int = 0
     """Looks at the curvature between refreshes."""
+    turned: float = 0.0
+    """The share of the sketch in use that lies outside the one before it."""
     has_warned: list[str] = field(default_factory=list)
     sketch: Sketch | None = None
 
