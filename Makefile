@@ -28,7 +28,7 @@ check: .venv/installed
 # The documentation as a site, in out/site/index.html; warnings are errors, and no network is needed.
 docs: .venv/installed
 	NO_MKDOCS_2_WARNING=1 PYTHONPATH=src $(BIN)/mkdocs build --quiet
-	@echo "open out/site/index.html"
+	@echo "open out/site/index.html; to search, serve it: python3 -m http.server --directory out/site"
 
 # The library's tests on the oldest torch that it allows, which is fetched for the purpose.
 oldest:
