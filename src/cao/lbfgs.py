@@ -34,35 +34,35 @@ class Status(NamedTuple):
     """Columns multiplied by the curvature."""
     rank: int
     conditioning_removed: float
-    """Largest eigenvalue in the sketch over the damping: by how much the sketch improves the conditioning."""
+    """1 + the largest eigenvalue in the sketch over the damping: how much the sketch improves the conditioning."""
 
 
 class SketchedLBFGS(Optimizer):
     """L-BFGS whose initial matrix is the inverse of a sketch of the curvature.
 
-    It replaces `torch.optim.LBFGS` by a change of one word, and is at its best with a source of curvature::
+    It takes the place of `torch.optim.LBFGS`, and is at its best with a source of curvature::
 
         source = LeastSquares(residuals, model.parameters())
         optimizer = SketchedLBFGS(model.parameters(), source=source)
         for _ in range(100):
             optimizer.step(closure)  # zero_grad, loss, backward, return the loss
-        print(optimizer.status)
+        print(optimizer.report())
 
     The loss must be the same function at every call: full batch, no dropout.
 
     Args:
         params: parameters, in one group.
-        lr: first step that each line search tries.
-        source: where curvature comes from: `LeastSquares`, `GaussNewton`, any operator that carries its `params`, or a
+        lr: the first step length that each line search tries.
+        source: where curvature comes from: `LeastSquares`, `GaussNewton`, any operator that has `params`, or a
             function that returns the loss without a backward pass. Without one this is plain L-BFGS.
         max_iter: iterations per call of `step`.
-        max_eval: evaluations per call of `step`, by default max_iter · 1.25; a line search is never cut short.
-        history_size: pairs of steps and gradient changes that are kept.
-        rank: eigenpairs in the sketch; "auto" keeps those above the smallest damping that the pairs asked for.
+        max_eval: evaluations per call of `step`, by default max_iter · 1.25; a line search is always finished.
+        history_size: how many pairs of steps and gradient changes are kept.
+        rank: eigenpairs in the sketch; "auto" keeps those above the smallest damping that was fitted to the pairs.
         refresh: iterations between sketches; "auto" refreshes when the loss falls more slowly than it did on average
-            since the last sketch, the price of that sketch included.
-        tolerance_grad: stop if no entry of the gradient is larger.
-        tolerance_change: stop if neither the loss nor any parameter has changed by more.
+            since the last sketch, the cost of that sketch included.
+        tolerance_grad: stop if no entry of the gradient is larger than this.
+        tolerance_change: stop if neither the loss nor any parameter has changed by more than this.
         line_search: the search along each direction.
         seed: seed of the first sketch's random start; no global random stream is used.
         process_group: group over which losses, gradients and curvature are averaged when torch.distributed is
