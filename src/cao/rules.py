@@ -1,4 +1,4 @@
-"""What the settings and the progress of an optimizer come to at this moment: policies, damping, preconditioner."""
+"""What an optimizer's settings and progress amount to at this moment: policies, damping, preconditioner."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -81,7 +81,7 @@ class Rules:
         self.warn("edge", advice.on_the_edge(max(inside, outside), edge, where))
 
     def check_freshness(self) -> None:
-        """Refuse a step without any look at the curvature, and warn where the last one was long ago."""
+        """Refuse a step if the curvature was never looked at, and warn if the last look was long ago."""
         if self.settings["rank"] == 0:
             return
         if self.progress.attempts == 0:
