@@ -1,4 +1,4 @@
-"""What CAO's settings and parameters must satisfy, checked once, at the border."""
+"""What CAO's settings and parameters must satisfy, checked once, when they are passed in."""
 
 import math
 import sys
@@ -27,7 +27,7 @@ SKETCH_SETTINGS = (
 
 
 def check_settings(settings: dict[str, Any]) -> None:
-    """Refuse settings that cannot work, saying what was wrong and what was got."""
+    """Refuse settings that cannot work, saying what is wrong and what was passed."""
     rank, refresh, damping = settings["rank"], settings["refresh_every"], settings["damping"]
     solver, metric, momentum = settings["eigensolver"], settings["metric"], settings["momentum"]
     tolerance, limit = settings["tolerance"], settings["max_update_norm"]
@@ -45,7 +45,7 @@ def check_settings(settings: dict[str, Any]) -> None:
         ("max_update_norm", limit is None or is_positive(limit), "positive or None"),
         ("metric", metric is None or isinstance(metric, AdamMetric), 'None, "adam" or an AdamMetric'),
         ("momentum", is_number(momentum) and 0 <= momentum < 1, "at least 0 and below 1"),
-        ("nesterov", not settings["nesterov"] or momentum > 0, "False where there is no momentum"),
+        ("nesterov", not settings["nesterov"] or momentum > 0, "False without momentum"),
         ("weight_decay", is_number(settings["weight_decay"]) and settings["weight_decay"] >= 0, "a nonnegative number"),
         ("warmup_steps", is_whole(settings["warmup_steps"]), "a nonnegative whole number"),
         ("seed", isinstance(settings["seed"], Integral), "a whole number"),
@@ -91,7 +91,7 @@ def check_settings(settings: dict[str, Any]) -> None:
 
 
 def check_together(what: str, settings: dict[str, Any], **allowed: tuple[Any, ...]) -> None:
-    """Refuse settings that have no meaning together."""
+    """Refuse settings that do not work together."""
     for name, values in allowed.items():
         if settings[name] not in values:
             # None, which leaves a choice to the optimizer, is named only where nothing else will do.
@@ -116,7 +116,7 @@ def is_count(value: object) -> bool:
 
 
 def is_whole(value: object) -> bool:
-    """Whether the value is a nonnegative whole number, of Python or numpy; True and False are none."""
+    """Whether the value is a nonnegative whole number, of Python or numpy; True and False do not count."""
     return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= 0
 
 
@@ -127,7 +127,7 @@ def is_number(value: object) -> TypeGuard[float]:
 
 
 def is_numpy_number(value: object) -> bool:
-    """Whether the value is a number of numpy, which the library does not import."""
+    """Whether the value is a numpy number; the library does not import numpy."""
     return isinstance(value, Real) and hasattr(value, "item")
 
 
@@ -137,7 +137,7 @@ def is_positive(value: object) -> bool:
 
 
 def check_unsupported(**options: Any) -> None:
-    """Refuse what torch.optim.SGD takes and CAO does not, with the reason."""
+    """Refuse options of torch.optim.SGD that CAO does not support, with the reason."""
     reasons = {
         "dampening": "momentum is undamped here; scale lr instead",
         "foreach": "small parameters are always stepped together, and large ones in stretches that fit the cache",
@@ -168,15 +168,15 @@ def check_parameters(params: Sequence[Tensor], device: torch.device) -> None:
 
 
 def check_trainable(params: FlatParams, rank: object) -> None:
-    """Refuse a refresh for fewer parameters than it is to find directions."""
+    """Refuse to look for more directions than there are trainable parameters."""
     if params.size == 0:
-        raise ValueError("all parameters are frozen: there is no curvature where no parameter has requires_grad=True")
+        raise ValueError("all parameters are frozen, so there is no curvature: at least one needs requires_grad=True")
     if isinstance(rank, int) and rank > params.size:
         raise ValueError(f"rank must not exceed the number of trainable parameters, got rank {rank} for {params.size}")
 
 
 def has_finite_gradients(params: Sequence[Tensor]) -> bool:
-    """Whether every gradient is finite, at the price of a host synchronisation."""
+    """Whether every gradient is finite; this costs a host synchronisation."""
     parts = [p.grad.isfinite().all() for p in params if p.grad is not None]
     return not parts or bool(torch.stack(parts).all())
 
