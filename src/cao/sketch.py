@@ -115,13 +115,13 @@ class Counters(NamedTuple):
     failed_refreshes: int
     """Refreshes that came out non-finite and were discarded."""
     singular_directions: int
-    """Directions left to the complement because λ + η vanished under the signed rule."""
+    """Directions treated as part of the complement, because λ + η vanished under the signed rule."""
     non_finite_steps: int
-    """Steps whose projected gradient was not finite: taken to first order, or skipped."""
+    """Steps whose gradient was not finite: taken without the sketch, or skipped."""
     rejected_steps: int
     """Steps that overshot and were taken back, with damping="auto"."""
     looks: int
-    """Looks at the curvature, of one or two products each, that refresh="auto" has taken between refreshes."""
+    """Looks at the curvature between refreshes with refresh_every="auto", of one or two products each."""
 
 
 @dataclass
@@ -155,7 +155,7 @@ class Progress(Track):
 
     @property
     def counters(self) -> Counters:
-        """What the user may want to know of it."""
+        """The counts that are public."""
         return Counters(**{name: int(getattr(self, name)) for name in Counters._fields})
 
     def count(self, products: int) -> None:
