@@ -22,7 +22,7 @@ WRONG_INPUT = 2
 
 
 def train(config: RunConfig, execution: Execution) -> int:
-    """Train one model with one optimizer; started again, it goes on from where it was stopped."""
+    """Train one model with one optimizer; the same command resumes a run that was interrupted."""
     from cao_lab.runs.session import run
 
     outcome = run(config, execution)
@@ -51,7 +51,7 @@ def suite(
 
     Args:
         name: Which suite.
-        jobs: Runs at a time; the cores are divided among them.
+        jobs: How many runs at a time; the cores are divided among them.
         dry_run: List the runs with an estimate of their time, and run nothing.
         execution: Where and how the runs are carried out.
     """
@@ -90,7 +90,7 @@ def report(logs: tyro.conf.Positional[Path] = Path("logs"), /, out: Path = Path(
     """Make figures, tables, the audit of the paper's claims and a page out of logs.
 
     Args:
-        logs: Folder of all logs.
+        logs: Folder with the logs.
         out: Folder to write to.
     """
     from cao_lab.reporting.report import write_report
@@ -100,10 +100,10 @@ def report(logs: tyro.conf.Positional[Path] = Path("logs"), /, out: Path = Path(
 
 
 def theory(logs: Path = Path("logs"), out: Path = Path("report")) -> int:
-    """Check each statement of the paper's theory by numbers.
+    """Check each statement of the paper's theory numerically.
 
     Args:
-        logs: Folder of all logs, where theory.csv goes.
+        logs: Folder with the logs, where theory.csv is written.
         out: Folder to write the figures to.
     """
     from cao_lab.theory import check_theory
@@ -140,7 +140,7 @@ def data(
     dataset: tyro.conf.Positional[Literal["cifar10", "cifar100"]],
     /,
     data_dir: Annotated[Path, tyro.conf.arg(help="Folder to put the dataset into.")],
-    url: Annotated[str | None, tyro.conf.arg(help="Where the official archive is, if not at its home.")] = None,
+    url: Annotated[str | None, tyro.conf.arg(help="Another address to download the official archive from.")] = None,
 ) -> int:
     """Download the official archive of a dataset, check it, unpack it and load it once."""
     from cao_lab.tasks.download import download
@@ -169,12 +169,12 @@ SHORT_NAMES = (
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:
-    """Run a command; what the user can put right is told in one line."""
+    """Run a command; an error that the user can correct is reported in one line."""
     try:
         code = tyro.extras.subcommand_cli_from_dict(
             COMMANDS,
             prog="cao",
-            description="CAO, its laboratory and its evidence.",
+            description="The laboratory of CAO: train, compare, report, look at curvature.",
             args=arguments,
             config=SHORT_NAMES,
         )
