@@ -3,6 +3,8 @@
 import inspect
 import warnings
 
+# Packages whose lines are not the user's own.
+INNER = ("cao.", "torch.", "lightning.", "pytorch_lightning.", "transformers.", "accelerate.", "deepxde.")
 # Beyond this relative asymmetry a "Hessian" is no Hessian; bfloat16 alone leaves about 0.01.
 ASYMMETRIC = 0.05
 
@@ -13,7 +15,7 @@ def warn_once(kind: str, message: str | None, warned: list[str]) -> None:
         return
     warned.append(kind)
     frame, level = inspect.currentframe(), 1
-    while frame is not None and frame.f_globals.get("__name__", "").startswith(("cao.", "torch.")):
+    while frame is not None and frame.f_globals.get("__name__", "").startswith(INNER):
         frame, level = frame.f_back, level + 1
     warnings.warn(message, stacklevel=level)
 

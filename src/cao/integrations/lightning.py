@@ -33,7 +33,7 @@ class CAOCallback(Callback):
                 "CAOCallback does not know which loss belongs to which optimizer under manual optimization; leave it "
                 "out, and call self.optimizers().refresh_if_due(loss) before self.manual_backward(loss)"
             )
-        (optimizer,) = trainer.optimizers
+        (optimizer,) = trainer.optimizers  # Lightning itself refuses several under automatic optimization.
         if not isinstance(optimizer, CAO):
             raise ValueError(f"CAOCallback needs a CAO from configure_optimizers, got {type(optimizer).__name__}")
         self._watch = Watch(optimizer)

@@ -63,3 +63,15 @@ class CAOMixin:
 
 class CAOTrainer(CAOMixin, Trainer):
     """The Trainer of transformers, which keeps the curvature of a CAO fresh."""
+
+    def training_step(
+        self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Tensor | int | None = None
+    ) -> Tensor:
+        """Refuse to train with another optimizer, which would do so in silence; else refresh and train."""
+        optimizer = getattr(self.optimizer, "optimizer", self.optimizer)
+        if not isinstance(optimizer, CAO):
+            raise ValueError(
+                f"CAOTrainer needs a CAO as its optimizer, got {type(optimizer).__name__}; pass "
+                "optimizers=(CAO(model.parameters(), lr=0.1), None), or optimizer_cls_and_kwargs=(CAO, {'lr': 0.1})"
+            )
+        return super().training_step(model, inputs, num_items_in_batch)
