@@ -10,8 +10,8 @@ demo: .venv/installed
 	@$(BIN)/cao report out/demo --out out/report > /dev/null
 	@echo
 	@echo "Open $(CURDIR)/out/report/index.html"
-	@echo "It opens on a badly scaled regression, which CAO at rank 10 solves in a few dozen steps, while Adam and SGD at"
-	@echo "their best rates do not in 400; choose the task digits-mlp to see that on digits curvature does not pay."
+	@echo "It opens on a badly scaled regression: CAO at rank 10 solves it in a few dozen steps, Adam and SGD at their best"
+	@echo "rates do not in 400. Choose the task digits-mlp to see that on digits curvature does not pay."
 
 # A crashed or hung test ends the run with its name: see [tool.pytest.ini_options] in pyproject.toml.
 # Two tests run side by side, so each gets one thread of two cores; OMP_NUM_THREADS=2 make test gives each two.
@@ -28,7 +28,7 @@ check: .venv/installed
 # The documentation as a site, in out/site/index.html; warnings are errors, and no network is needed.
 docs: .venv/installed
 	NO_MKDOCS_2_WARNING=1 PYTHONPATH=src $(BIN)/mkdocs build --quiet
-	@echo "open out/site/index.html"
+	@echo "open out/site/index.html; to search, serve it: python3 -m http.server --directory out/site"
 
 # The library's tests on the oldest torch that it allows, which is fetched for the purpose.
 oldest:

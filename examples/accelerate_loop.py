@@ -23,8 +23,8 @@ def main(epochs: int = 5) -> None:
     accelerator = Accelerator(gradient_accumulation_steps=2)
     model, optimizer, loader = accelerator.prepare(
         network,
-        CAO(network.parameters(), lr=0.05, rank=1, refresh_every=15, damping=0.2),
-        DataLoader(data, batch_size=64, shuffle=True),
+        CAO(network.parameters(), lr=0.1, momentum=0.9),
+        DataLoader(data, batch_size=64, shuffle=True, drop_last=True),
     )
     for epoch in range(epochs):
         for inputs, targets in loader:

@@ -20,8 +20,8 @@ def main(epochs: int = 5) -> None:
     data = TensorDataset(torch.tensor(pixels, dtype=torch.float32) / 16, torch.tensor(labels))
     network = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
     fabric = lightning.Fabric(accelerator="cpu", devices=1)
-    model, optimizer = fabric.setup(network, CAO(network.parameters(), lr=0.05, rank=1, refresh_every=15, damping=0.2))
-    loader = fabric.setup_dataloaders(DataLoader(data, batch_size=128, shuffle=True))
+    model, optimizer = fabric.setup(network, CAO(network.parameters(), lr=0.1, momentum=0.9))
+    loader = fabric.setup_dataloaders(DataLoader(data, batch_size=128, shuffle=True, drop_last=True))
     for epoch in range(epochs):
         for inputs, targets in loader:
             loss = cross_entropy(model(inputs), targets)

@@ -24,7 +24,7 @@ def main() -> None:
     set_seed(0)
     config = GPT2Config(vocab_size=10, n_positions=8, n_embd=32, n_layer=1, n_head=2, bos_token_id=0, eos_token_id=0)
     model = GPT2LMHeadModel(config)
-    optimizer = CAO(model.parameters(), lr=0.1, rank=2, refresh_every=10, damping=0.5, momentum=0.9)
+    optimizer = CAO(model.parameters(), lr=0.1, momentum=0.9)
     with TemporaryDirectory() as folder:
         arguments = TrainingArguments(
             folder,

@@ -28,7 +28,7 @@ class Digits(lightning.LightningModule):
         return loss
 
     def configure_optimizers(self) -> CAO:
-        return CAO(self.parameters(), lr=0.05, rank=1, refresh_every=15, damping=0.1)
+        return CAO(self.parameters(), lr=0.1, momentum=0.9)
 
 
 def main() -> None:

@@ -40,6 +40,7 @@ def main(epochs: int, checkpoint: Path) -> None:
         print(f"epoch {epoch + 1}: loss {loss.item():.3f}, sharpness {sharpness:.1f}, captured {optimizer.captured}")
         state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch + 1}
         torch.save(state, checkpoint)
+    print(optimizer.report())
 
 
 if __name__ == "__main__":

@@ -17,4 +17,6 @@ def on_page_content(html: str, **_others: Any) -> str:
 def as_mathml(found: re.Match[str]) -> str:
     """Return one formula, in the line or on lines of its own."""
     _, bracket, latex = found.groups()
-    return str(convert(unescape(latex), display="block" if bracket == "[" else "inline"))
+    if bracket == "[":
+        return f'<div class="formula">{convert(unescape(latex), display="block")}</div>'
+    return str(convert(unescape(latex), display="inline"))

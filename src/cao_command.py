@@ -12,3 +12,7 @@ def main() -> NoReturn:
         advice = "the command needs the laboratory: pip install 'cao-optimizer[lab]'"
         sys.exit(f"cao: {error.name} is not installed; {advice}")
     run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,6 +1,7 @@
 import re
 import shlex
 from functools import wraps
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,9 @@ SHOWN = [
     for shown in re.findall(r"^    (cao .*)$", page.read_text(), re.MULTILINE)
     for line in shown.split("&&")
 ]
+PROSE = [*PAGES, ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md"]
+# What cannot be broken: code, links, formulas.
+ATOM = re.compile(r"`[^`]*`|!?\[[^\]]*\]\([^)]*\)|\$[^$]+\$")
 TREE = (ROOT / "docs/architecture.md").read_text().split("## The tree")[1]
 
 
@@ -23,6 +27,31 @@ TREE = (ROOT / "docs/architecture.md").read_text().split("## The tree")[1]
 def test_every_link_leads_somewhere(page):
     targets = re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text())
     assert [target for target in targets if not (page.parent / target).exists()] == []
+
+
+def prose(page: str) -> list[str]:
+    """Return the lines of a page without code, displayed formulas, what is made from logs, tables and headings."""
+    blocks = r"^ *```.*?^ *```|^\$\$.*?\$\$|^<!-- table .*?<!-- end -->"
+    without_blocks = re.sub(blocks, "", page, flags=re.MULTILINE | re.DOTALL)
+    return [line for line in without_blocks.splitlines() if not re.match(r" *[|#]| {4}|<!--|:::", line)]
+
+
+def is_wrapped(line: str) -> bool:
+    """Whether a line has at most 100 columns, or nothing but one piece that cannot be broken."""
+    text = re.sub(r"^ *(- |\d+\. )?", "", ATOM.sub("", line)).strip()
+    return len(line) <= 100 or " " not in text
+
+
+@pytest.mark.parametrize("page", PROSE, ids=[page.name for page in PROSE])
+def test_prose_is_wrapped_at_100_columns(page):
+    assert [line for line in prose(page.read_text()) if not is_wrapped(line)] == []
+
+
+@pytest.mark.parametrize("page", PROSE, ids=[page.name for page in PROSE])
+def test_no_line_of_a_paragraph_begins_a_list_by_accident(page):
+    pairs = pairwise(prose(page.read_text()))
+    starts = [line for before, line in pairs if re.match(r"\d+[.)] ", line) and re.match(r"[^\s\d]", before)]
+    assert starts == []
 
 
 @pytest.mark.parametrize("line", SHOWN)

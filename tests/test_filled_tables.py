@@ -34,3 +34,13 @@ def test_the_page_shows_what_the_logs_say(page: str, tmp_path: Path) -> None:
         write_table(table, tmp_path)
     text = (ROOT / "docs" / page).read_text()
     assert filled(text, tmp_path) == text
+
+
+def test_the_readme_says_of_the_comparison_what_its_page_says() -> None:
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    rows = [line.split(" | ") for line in (ROOT / "docs/scientific-ml.md").read_text().splitlines()]
+    measured = {row[0].removeprefix("| "): row[2] for row in rows if len(row) == 5}
+    assert "the median final loss of `SketchedLBFGS` is less than 1/1,000 of that of torch's L-BFGS" in readme
+    assert float(measured["final loss against torch's L-BFGS"]) < 1 / 1000
+    assert "the error of `SketchedLBFGS` is about that of the best of the ten other methods" in readme
+    assert 0.8 < float(measured["L2 error against the best of all peers"]) < 1.2

@@ -76,13 +76,15 @@ loss = weight.square().sum()
 optimizer.refresh_if_due(loss)
 loss.backward()
 optimizer.step()
-print(cao.__file__)
+print(cao.__file__, cao.__version__)
 """
     command = [sys.executable, "-S", "-W", "ignore", "-c", program]
     output = subprocess.run(
         command, check=True, capture_output=True, text=True, env={"PYTHONPATH": str(installed_alone)}
     )
-    assert output.stdout.startswith(str(installed_alone))
+    file, version = output.stdout.split()
+    assert file.startswith(str(installed_alone))
+    assert version == LIBRARY["version"]
 
 
 def test_importing_the_library_imports_no_loop_of_others(installed_alone):

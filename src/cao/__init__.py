@@ -1,4 +1,6 @@
-"""CAO: curvature-adaptive optimization for PyTorch by periodic low-rank Hessian sketching."""
+"""Curvature-aware optimizers for PyTorch: CAO for mini-batches, SketchedLBFGS for full batches."""
+
+from typing import TYPE_CHECKING
 
 from cao.curvature import GaussNewton, Hessian
 from cao.eigensolvers import Lanczos, SubspaceIteration
@@ -44,3 +46,15 @@ __all__ = [
     "top_eigenpairs",
     "trace",
 ]
+
+if TYPE_CHECKING:
+    __version__: str
+else:
+
+    def __getattr__(name: str) -> str:
+        """Return the version, which is read only when it is asked for: it stands in pyproject.toml alone."""
+        if name == "__version__":
+            from importlib import metadata  # noqa: PLC0415
+
+            return metadata.version("cao-optimizer")
+        raise AttributeError(f"module 'cao' has no attribute {name!r}")

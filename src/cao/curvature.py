@@ -23,7 +23,7 @@ LossFunction: TypeAlias = Callable[[], Tensor | Iterable[Tensor]]
 def operator_for(
     source: Tensor | LossFunction | ParameterOperator, params: Sequence[Tensor], scale: float = 1.0
 ) -> ParameterOperator:
-    """Return what a refresh is made from, divided by its scale, as an operator on these parameters in their order."""
+    """Return the source of a refresh, divided by its scale, as an operator on exactly these parameters, in order."""
     operator: ParameterOperator
     if isinstance(source, Tensor) or not isinstance(source, ParameterOperator):
         operator = Hessian(source, params)  # It says what else it cannot take.
@@ -37,9 +37,9 @@ class Hessian:
 
     The source is the loss of a forward pass, whose graph stays usable for the backward pass that follows; or a
     function that returns a loss; or a function that yields one loss for each of several equal parts of a batch: then
-    the Hessian is that of their mean, and memory holds one part's graph at a time. A function is called once for
-    each block of columns, changes no buffer and moves no random stream. It must give the same losses each time, from a
-    forward pass of its own, whose graph is then gone.
+    the Hessian is that of their mean, and only one part's graph is in memory at a time. A function is called once for
+    each block of columns; buffers and random streams are restored afterwards. It must run its own forward pass and
+    give the same losses each time.
     """
 
     def __init__(self, source: Tensor | LossFunction, params: Iterable[Tensor]) -> None:
@@ -87,9 +87,9 @@ class GaussNewton:
     """The generalised Gauss-Newton matrix Jᵀ(∇²ℓ)J of a loss ℓ of a model's outputs.
 
     It is positive semidefinite where ℓ is convex in the outputs, as cross-entropy and squared error are. J v comes from
-    forward mode, which stores no activations, so that a product needs no more memory than a training step; layers
-    without a forward derivative are served by reverse mode, twice, and those that can be differentiated only once by
-    central differences of the outputs. Nothing is computed before the first product, and the model's buffers and all
+    forward mode, which stores no activations, so that a product needs no more memory than a training step. For layers
+    without a forward derivative reverse mode is used twice, and for those that can be differentiated only once, central
+    differences of the outputs. Nothing is computed before the first product, and the model's buffers and all
     random streams stay as they are.
     """
 
@@ -191,8 +191,8 @@ class GaussNewton:
         tangents = [self._difference(direction) for direction in directions]
         if not self._is_adjoint(outputs, directions, tangents):
             raise NoSecondDerivativeError(
-                "neither has it a forward one, and central differences of the outputs contradict its backward pass; "
-                "give the Function of that layer a jvp"
+                "it has no forward derivative either, and central differences of the outputs contradict its backward "
+                "pass; give the Function of that layer a jvp"
             )
         return tangents
 
@@ -242,7 +242,7 @@ def checked_loss(loss: Tensor) -> Tensor:
 
 
 def checked_function(source: object) -> LossFunction:
-    """Return the source if it can be called again and again."""
+    """Return the source if it can be called repeatedly."""
     if not callable(source):
         raise ValueError(
             f"curvature needs a loss tensor or a function that returns or yields losses, got {type(source).__name__}; "

@@ -19,6 +19,7 @@ from cao.objective import Iterate, Objective, change_between
 from cao.operators import ParameterOperator
 from cao.quasi_newton import InverseHessian
 from cao.refreshes import FIRST_PRICE, eigenpairs, has_slowed, next_rank, start_columns
+from cao.reports import Report, report_on_lbfgs
 from cao.settings import check_parameters, is_count, is_number, is_positive
 from cao.shards import check_whole
 
@@ -38,35 +39,35 @@ class Status(NamedTuple):
     """Columns multiplied by the curvature."""
     rank: int
     conditioning_removed: float
-    """Largest eigenvalue in the sketch over the damping: by how much the sketch improves the conditioning."""
+    """1 + the largest eigenvalue in the sketch over the damping: how much the sketch improves the conditioning."""
 
 
 class SketchedLBFGS(Optimizer):
     """L-BFGS whose initial matrix is the inverse of a sketch of the curvature.
 
-    It replaces `torch.optim.LBFGS` by a change of one word, and is at its best with a source of curvature::
+    It takes the place of `torch.optim.LBFGS`, and is at its best with a source of curvature::
 
         source = LeastSquares(residuals, model.parameters())
         optimizer = SketchedLBFGS(model.parameters(), source=source)
         for _ in range(100):
             optimizer.step(closure)  # zero_grad, loss, backward, return the loss
-        print(optimizer.status)
+        print(optimizer.report())
 
     The loss must be the same function at every call: full batch, no dropout.
 
     Args:
         params: parameters, in one group.
-        lr: first step that each line search tries.
-        source: where curvature comes from: `LeastSquares`, `GaussNewton`, any operator that carries its `params`, or a
+        lr: the first step length that each line search tries.
+        source: where curvature comes from: `LeastSquares`, `GaussNewton`, any operator that has `params`, or a
             function that returns the loss without a backward pass. Without one this is plain L-BFGS.
         max_iter: iterations per call of `step`.
-        max_eval: evaluations per call of `step`, by default max_iter · 1.25; a line search is never cut short.
-        history_size: pairs of steps and gradient changes that are kept.
-        rank: eigenpairs in the sketch; "auto" keeps those above the smallest damping that the pairs asked for.
+        max_eval: evaluations per call of `step`, by default max_iter · 1.25; a line search is always finished.
+        history_size: how many pairs of steps and gradient changes are kept.
+        rank: eigenpairs in the sketch; "auto" keeps those above the smallest damping that was fitted to the pairs.
         refresh: iterations between sketches; "auto" refreshes when the loss falls more slowly than it did on average
-            since the last sketch, the price of that sketch included.
-        tolerance_grad: stop if no entry of the gradient is larger.
-        tolerance_change: stop if neither the loss nor any parameter has changed by more.
+            since the last sketch, the cost of that sketch included.
+        tolerance_grad: stop if no entry of the gradient is larger than this.
+        tolerance_change: stop if neither the loss nor any parameter has changed by more than this.
         line_search: the search along each direction.
         seed: seed of the first sketch's random start; no global random stream is used.
         process_group: group over which losses, gradients and curvature are averaged when torch.distributed is
@@ -175,6 +176,10 @@ class SketchedLBFGS(Optimizer):
             conditioning_removed=1 + float(inverse.values.max()) / inverse.damping if has_sketch else 1.0,
         )
 
+    def report(self) -> Report:
+        """Return what the optimizer did, what it cost and what it advises: `print(optimizer.report())`."""
+        return report_on_lbfgs(self.status._asdict(), self.source is not None, self._params[0].dtype)
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore everything that decides the next steps, bit for bit."""
         if not any("stalled_at" in group.get("progress", ()) for group in state_dict.get("param_groups", ())):
@@ -213,7 +218,7 @@ class SketchedLBFGS(Optimizer):
             raise ValueError("a process group does not travel with a pickle; set optimizer.process_group again")
         if self._has_lost_source and self.source is None:
             self._has_lost_source = False
-            advice.on_lost_source()
+            advice.warn_once("source", advice.without_source(), [])
 
     def _check_state(self, state_dict: dict[str, Any]) -> None:
         """Refuse the state of another model, before any of it is loaded."""

@@ -23,11 +23,11 @@ LARGEST_JACOBIAN = 1 << 25
 class LeastSquares:
     """The operator 2JᵀJ of the loss Σ r², from a function that returns the residuals r: one tensor or several.
 
-    The residuals are weighted already, so that the loss is the sum of their squares, and may contain derivatives of a
-    network taken by `torch.autograd.grad(..., create_graph=True)`. `linearize` fixes the operator where the parameters
-    are now. J is computed whole if it has at most `max_jacobian_size` numbers and if each point (a row of a linear
-    layer's input) enters one entry of each residual vector; the columns of a matrix count as vectors. A product is then
-    a product of matrices. Otherwise it is reverse mode, twice, through one graph.
+    Weight the residuals so that the loss is the sum of their squares. They may contain derivatives of a network, taken
+    by `torch.autograd.grad(..., create_graph=True)`. `linearize` fixes the operator at the present parameters. J is
+    formed in memory if it has at most `max_jacobian_size` numbers and if each point (a row of a linear layer's input)
+    enters one entry of each residual vector; the columns of a matrix count as vectors. Products are then matrix
+    products. Otherwise reverse mode is used twice, through one graph.
     """
 
     def __init__(

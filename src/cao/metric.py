@@ -17,7 +17,7 @@ Group = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class AdamMetric:
-    """D = 1/(√v̂ + ε), with v̂ the running mean of squared gradients: without a sketch, the step is Adam's to the bit."""
+    """D = 1/(√v̂ + ε), with v̂ the running mean of squared gradients: without a sketch, the step is exactly Adam's."""
 
     beta1: float = 0.9
     beta2: float = 0.999

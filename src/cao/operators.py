@@ -103,7 +103,7 @@ class AllReduced:
 
 
 def agreed(compute: Callable[[], Result], group: dist.ProcessGroup | None, device: torch.device) -> Result:
-    """Return what this rank computes if every rank could, or raise on all of them: nobody waits for one that failed."""
+    """Return what this rank computes if every rank could, or raise on all of them, so that none waits for ever."""
     result, error = None, None
     try:
         result = compute()
@@ -115,7 +115,7 @@ def agreed(compute: Callable[[], Result], group: dist.ProcessGroup | None, devic
         raise error
     if failures > 0:
         raise RuntimeError(
-            f"the refresh failed in {int(failures)} other process(es), which report the reason, and was given up here"
+            f"the refresh failed in {int(failures)} other process(es), which report the reason, and was abandoned here"
         )
     return result  # type: ignore[return-value]
 

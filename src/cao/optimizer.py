@@ -20,6 +20,7 @@ from cao.policies.damping import Damping, DampingName
 from cao.policies.rank import Rank, RankName
 from cao.policies.refresh import Refresh, RefreshName
 from cao.preconditioner import NegativeCurvature, Scaling
+from cao.reports import Report, report_on_cao
 from cao.rules import Rules, policies_of
 from cao.saving import add_progress, check_saved, load_progress, translate_momentum, without_progress
 from cao.settings import check_one_sketch, check_parameters, check_settings, check_unsupported, is_numpy_number
@@ -32,8 +33,8 @@ from cao.trial import caution_after
 class CAO(Optimizer):
     """Curvature-adaptive optimization by low-rank sketches of the Hessian.
 
-    Now and then the top eigenpairs of the Hessian are found by Hessian-vector products; in between, gradients are
-    multiplied by P = (V diag(λ) Vᵀ + ηI)⁻¹. Use it as any torch optimizer, with one more line::
+    From time to time the top eigenpairs of the Hessian are found by Hessian-vector products; in between, gradients are
+    multiplied by P = (V diag(λ) Vᵀ + ηI)⁻¹. Use it like any torch optimizer, with one more line::
 
         loss = loss_function(model(inputs), targets)
         optimizer.zero_grad()
@@ -41,34 +42,33 @@ class CAO(Optimizer):
         loss.backward()
         optimizer.step()
 
-    Give it the learning rate that you would give SGD, with momentum if you use it (or Adam, with `metric="adam"`). By
-    default it takes their steps, except in directions that are too sharp for that rate. `CAO.paper` has the settings of
-    the paper instead.
+    Give it the learning rate and the momentum that you would give SGD (or, with `metric="adam"`, the rate for Adam). By
+    default it takes the steps of SGD or Adam, except along directions that are too sharp for that rate. `CAO.paper` has
+    the settings of the paper instead.
 
     Args:
         params: parameters or parameter groups; `lr`, `momentum` and `weight_decay` may differ by group.
-        lr: learning rate α. With inverse-damping scaling the complement of the sketch moves at a rate of α/η.
+        lr: learning rate α. With inverse-damping scaling, the complement of the sketch moves at the rate α/η.
         rank: number k of eigenpairs, 0 for a first-order method; or a policy, such as "auto" (`ByNeed()`): the
             directions in which a plain step would overshoot.
         refresh_every: steps m between refreshes; or a policy, such as "auto" (`OnDrift()`): when the sketch no longer
             fits the curvature, within a budget.
         damping: η > 0; or a policy. "edge" (`AtTheEdge()`) is η = 1/lr, with which no captured direction is unstable,
-            or more where the rest is too sharp for lr. "auto" (`FromSpectrum()`), for full batches at lr=1, is the
-            curvature that the sketch leaves out, so that lr=1 is the natural step; a step that overshot is taken back,
-            its gradient with it, and η raised. It keeps two vectors more: under gradient noise neither a step of that
-            length nor its trial has a meaning.
-        power_iterations: iterations T_pow of the eigensolver, the most it takes if there is a tolerance.
+            or more if the other directions are too sharp for lr. "auto" (`FromSpectrum()`), for full batches at lr=1,
+            is the curvature that the sketch leaves out, so that lr=1 is the natural step; a step that overshot is taken
+            back and η is raised. It stores two more vectors, and is of no use with noisy gradients.
+        power_iterations: iterations T_pow of the eigensolver, or their maximum if there is a tolerance.
         tolerance: stop iterating once every relative residual ‖Hv − λv‖/|λ| is below this.
         warm_start: start a refresh from the last subspace, with a small share of fresh random directions, instead of
             from random vectors.
         eigensolver: "subspace" iteration (the paper's Algorithm 2), or block "lanczos", which converges in fewer
-            products and holds power_iterations + 1 times the vectors; or a solver such as `Lanczos(10)`. None leaves it
-            to the rank: "subspace" for a number, a short Lanczos run for "auto".
-        negative_curvature: "magnitude" uses |λ|, "clip" max(λ, 0), "signed" λ itself as the paper does, with which a
-            step may go uphill. None leaves it to the damping: "clip" for "edge", else "magnitude".
-        scaling: "inverse-damping" is P; "unit" is ηP, so that the complement takes exactly an SGD step. None leaves it
-            to the damping: "unit" for "edge", else "inverse-damping".
-        max_update_norm: clip the update P g at this norm, each group counted by its rate over the largest.
+            products but stores power_iterations + 1 times as many vectors; or a solver such as `Lanczos(10)`. None
+            chooses by the rank: "subspace" for a number, a short Lanczos run for "auto".
+        negative_curvature: "magnitude" uses |λ|, "clip" uses max(λ, 0), "signed" uses λ itself as the paper does, so
+            that a step may go uphill. None chooses by the damping: "clip" for "edge", otherwise "magnitude".
+        scaling: "inverse-damping" is P; "unit" is ηP, so that the complement takes exactly an SGD step. None chooses by
+            the damping: "unit" for "edge", otherwise "inverse-damping".
+        max_update_norm: clip the update P g at this norm; each group is weighted by its rate over the largest rate.
         metric: None for plain gradients; "adam" (`AdamMetric(beta1, beta2, eps)`) for Adam's: without a sketch the step
             is Adam's, or AdamW's with `decoupled_weight_decay`, and the sketch is of D^½HD^½ with D = 1/(√v̂ + ε).
         momentum: heavy-ball momentum, which goes through the preconditioner: buf ← P(β·buf + g).
@@ -77,12 +77,12 @@ class CAO(Optimizer):
         decoupled_weight_decay: shrink the parameters directly instead.
         warmup_steps: plain SGD steps before the first sketch.
         maximize: climb instead of descend.
-        skip_non_finite: skip a step whose gradient is not finite, at the price of one host synchronisation per step. By
-            default such a step is taken to first order, like SGD's, so that one bad entry spoils no other.
+        skip_non_finite: skip a step whose gradient is not finite, which costs one host synchronisation per step. By
+            default such a step is taken without the sketch, like SGD's, so that one bad entry does not spread.
         seed: seed of the random start vectors; no global random stream is used.
         process_group: group over which curvature is averaged when torch.distributed is initialised; None is the
-            default group, False averages over none.
-        dampening, foreach, fused, differentiable: refused with the reason, where torch.optim.SGD takes them.
+            default group, and False means no averaging.
+        dampening, foreach, fused, differentiable: options of torch.optim.SGD that are refused, with the reason.
     """
 
     def __init__(
@@ -205,7 +205,7 @@ class CAO(Optimizer):
 
     @property
     def captured(self) -> int:
-        """How many directions of the sketch steps make use of; the sharpest is kept in view even where none is used."""
+        """How many directions of the sketch are in use; the sharpest one is watched even if none is in use."""
         return self._progress.captured
 
     @property
@@ -213,21 +213,26 @@ class CAO(Optimizer):
         """What the optimizer has done so far."""
         return self._progress.counters
 
+    def report(self) -> Report:
+        """Return what the optimizer did, what it cost and what it advises: `print(optimizer.report())`."""
+        return report_on_cao(Rules(self.param_groups, self._progress))
+
     def refresh_if_due(self, source: Source, *, scale: float | Tensor = 1.0) -> bool:
-        """Refresh the sketch if it is time to, and tell whether there is a new one; call it before `loss.backward()`.
+        """Refresh the sketch if one is due, and return whether there is a new one; call it before `loss.backward()`.
 
-        The source is the loss of the training forward pass; a function that runs a forward pass of its own and returns
-        a loss, or yields the losses of the parts of a batch; an operator that carries its `params`, such as
-        `GaussNewton`; or ready `Eigenpairs`. A function or an operator is evaluated only if a refresh is due.
+        The source is one of: the loss of the training forward pass; a function that runs its own forward pass and
+        returns a loss, or yields the losses of the parts of a batch; an operator that has `params`, such as
+        `GaussNewton`; or `Eigenpairs` computed elsewhere. Functions and operators are evaluated only if a refresh is
+        due.
 
-        A loss that was multiplied by a number for the backward pass must say so: `scale=1 / n` for a loss divided by n
-        accumulation steps, `scale=scaler.get_scale()` for one scaled by a `GradScaler`. The curvature is that of the
-        loss itself, loss / scale.
+        If the loss was multiplied by a number for the backward pass, pass that number: `scale=1 / n` for a loss divided
+        by n accumulation steps, `scale=scaler.get_scale()` for one scaled by a `GradScaler`. The curvature is that of
+        loss / scale.
         """
         return self.is_refresh_due and self._refresh(source, scale, is_asked=False)
 
     def refresh(self, source: Source, *, scale: float | Tensor = 1.0) -> bool:
-        """Refresh the sketch now, and tell whether there is a new one.
+        """Refresh the sketch now, and return whether there is a new one.
 
         No gradient, parameter, buffer or global random stream is touched.
         """
@@ -337,5 +342,5 @@ class CAO(Optimizer):
                 adopt(pairs, operator, params, rules)
                 return True
         progress.failed_refreshes += 1
-        advice.on_failure(progress.sketch is not None, progress.has_warned)
+        advice.warn_once("failure", advice.failed(progress.sketch is not None), progress.has_warned)
         return False

@@ -1,4 +1,4 @@
-"""The settings as rules: what words and numbers stand for, and what it all comes to at this moment."""
+"""What an optimizer's settings and progress amount to at this moment: policies, damping, preconditioner."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -77,10 +77,11 @@ class Rules:
         outside = 0.0 if captured == size else float(rate * curvatures[min(captured, len(curvatures) - 1)])
         if max(inside, outside) > edge:
             where = "a captured direction" if inside > edge else "directions just outside the sketch"
-            advice.on_the_edge(max(inside, outside), edge, where, self.progress.has_warned)
+            message = advice.beyond_the_edge(max(inside, outside), edge, where)
+            advice.warn_once("edge", message, self.progress.has_warned)
 
     def check_freshness(self) -> None:
-        """Refuse a step without any look at the curvature, and warn where the last one was long ago."""
+        """Refuse a step if the curvature was never looked at, and warn if the last look was long ago."""
         if self.settings["rank"] == 0:
             return
         if self.progress.attempts == 0:
@@ -89,4 +90,4 @@ class Rules:
                 "iteration (or set rank=0 for first-order steps)"
             )
         if self.refresh.is_overdue(self.progress):
-            advice.on_age(self.progress.age, self.progress.has_warned)
+            advice.warn_once("age", advice.too_old(self.progress.age), self.progress.has_warned)

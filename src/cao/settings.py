@@ -1,4 +1,4 @@
-"""What CAO's settings and parameters must satisfy, checked once, at the border."""
+"""What CAO's settings and parameters must satisfy, checked once, when they are passed in."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -26,7 +26,7 @@ SKETCH_SETTINGS = (
 
 
 def check_settings(settings: dict[str, Any]) -> None:
-    """Refuse settings that cannot work, saying what was wrong and what was got."""
+    """Refuse settings that cannot work, saying what is wrong and what was passed."""
     rank, refresh, damping = settings["rank"], settings["refresh_every"], settings["damping"]
     solver, metric, momentum = settings["eigensolver"], settings["metric"], settings["momentum"]
     tolerance, limit = settings["tolerance"], settings["max_update_norm"]
@@ -44,7 +44,7 @@ def check_settings(settings: dict[str, Any]) -> None:
         ("max_update_norm", limit is None or is_positive(limit), "positive or None"),
         ("metric", metric is None or isinstance(metric, AdamMetric), 'None, "adam" or an AdamMetric'),
         ("momentum", is_number(momentum) and 0 <= momentum < 1, "at least 0 and below 1"),
-        ("nesterov", not settings["nesterov"] or momentum > 0, "False where there is no momentum"),
+        ("nesterov", not settings["nesterov"] or momentum > 0, "False without momentum"),
         ("weight_decay", is_number(settings["weight_decay"]) and settings["weight_decay"] >= 0, "a nonnegative number"),
         ("warmup_steps", is_whole(settings["warmup_steps"]), "a nonnegative whole number"),
         ("seed", isinstance(settings["seed"], Integral), "a whole number"),
@@ -90,7 +90,7 @@ def check_settings(settings: dict[str, Any]) -> None:
 
 
 def check_together(what: str, settings: dict[str, Any], **allowed: tuple[Any, ...]) -> None:
-    """Refuse settings that have no meaning together."""
+    """Refuse settings that do not work together."""
     for name, values in allowed.items():
         if settings[name] not in values:
             # None, which leaves a choice to the optimizer, is named only where nothing else will do.
@@ -125,7 +125,7 @@ def is_count(value: object) -> bool:
 
 
 def is_whole(value: object) -> bool:
-    """Whether the value is a nonnegative whole number, of Python or numpy; True and False are none."""
+    """Whether the value is a nonnegative whole number, of Python or numpy; True and False do not count."""
     return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= 0
 
 
@@ -136,7 +136,7 @@ def is_number(value: object) -> TypeGuard[float]:
 
 
 def is_numpy_number(value: object) -> bool:
-    """Whether the value is a number of numpy, which the library does not import."""
+    """Whether the value is a numpy number; the library does not import numpy."""
     return isinstance(value, Real) and hasattr(value, "item")
 
 
@@ -146,7 +146,7 @@ def is_positive(value: object) -> bool:
 
 
 def check_unsupported(**options: Any) -> None:
-    """Refuse what torch.optim.SGD takes and CAO does not, with the reason."""
+    """Refuse options of torch.optim.SGD that CAO does not support, with the reason."""
     reasons = {
         "dampening": "momentum is undamped here; scale lr instead",
         "foreach": "small parameters are always stepped together, and large ones in stretches that fit the cache",

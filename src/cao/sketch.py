@@ -83,13 +83,13 @@ class Counters(NamedTuple):
     failed_refreshes: int
     """Refreshes that came out non-finite and were discarded."""
     singular_directions: int
-    """Directions left to the complement because λ + η vanished under the signed rule."""
+    """Directions treated as part of the complement, because λ + η vanished under the signed rule."""
     non_finite_steps: int
-    """Steps whose projected gradient was not finite: taken to first order, or skipped."""
+    """Steps whose gradient was not finite: taken without the sketch, or skipped."""
     rejected_steps: int
     """Steps that overshot and were taken back, with damping="auto"."""
     looks: int
-    """Looks at the curvature, of one or two products each, that refresh="auto" has taken between refreshes."""
+    """Looks at the curvature between refreshes with refresh_every="auto", of one or two products each."""
 
 
 @dataclass
@@ -116,12 +116,14 @@ class Progress(Track):
     """What the damping rule has measured at the last refresh."""
     looks: int = 0
     """Looks at the curvature between refreshes."""
+    turned: float = 0.0
+    """The share of the sketch in use that lies outside the one before it."""
     has_warned: list[str] = field(default_factory=list)
     sketch: Sketch | None = None
 
     @property
     def counters(self) -> Counters:
-        """What the user may want to know of it."""
+        """The counts that are public."""
         return Counters(**{name: int(getattr(self, name)) for name in Counters._fields})
 
     def count(self, products: int) -> None:

@@ -78,7 +78,7 @@ def found_pairs(operator: ParameterOperator, rules: Rules) -> Eigenpairs:
     probe = SymmetryProbe(operator)
     pairs = solve(probe, start.pop(), overwrite_start=True)
     if (asymmetry := probe.asymmetry) > ASYMMETRIC:
-        advice.on_asymmetry(asymmetry, progress.has_warned)
+        advice.warn_once("asymmetry", advice.asymmetric(asymmetry), progress.has_warned)
     return pairs
 
 
@@ -119,11 +119,21 @@ def adopt(pairs: Eigenpairs, operator: ParameterOperator | None, params: FlatPar
     # The sharpest direction is watched, even if nothing is done about it.
     kept = max(captured, 1)
     residuals, rows = pairs.residuals[:kept].tolist(), pairs.vectors[:, :kept].T.contiguous()
-    progress.sketch = Sketch(values[:kept].tolist(), residuals, rules.eta(), progress.steps, params, rows)
+    sketch = Sketch(values[:kept].tolist(), residuals, rules.eta(), progress.steps, params, rows)
+    progress.turned = turned_between(progress.sketch, sketch)
+    progress.sketch = sketch
     progress.indefinite_refreshes += int((values + rules.eta() < 0).any())
     if rules.settings["negative_curvature"] == "signed":
         progress.singular_directions += int(is_singular(values, rules.eta()).sum())
     rules.check_edge(values, captured, params.size)
+
+
+def turned_between(old: Sketch | None, new: Sketch) -> float:
+    """Return the share of a sketch that lies outside the one before it: 1 − ‖V_oldᵀV_new‖²/k, 0 without one."""
+    if old is None or old.rows.shape[1] != new.rows.shape[1]:
+        return 0.0
+    shared = float(inner_products(old.rows.T, new.rows.T).square().sum()) / len(new.rows)
+    return min(max(1 - shared, 0.0), 1.0)
 
 
 def is_stale(operator: ParameterOperator, sketch: Sketch, rules: Rules, state: State) -> bool:

@@ -58,7 +58,7 @@ def top_eigenpairs(
 ) -> Eigenpairs:
     """Find the k eigenpairs of largest value, or of largest magnitude, by Lanczos with restarts.
 
-    It ends when every residual ‖Av − λv‖ is below tolerance·|λ|, or after max(100, 20k) products; the residuals tell
+    It ends when every residual ‖Av − λv‖ is below tolerance·|λ|, or after max(100, 20k) products; the residuals show
     which. Memory holds at most max(40, 3k) columns besides the result. Copies of a multiple eigenvalue may be missed.
     """
     space = space_of(operator, size)

@@ -25,7 +25,7 @@ SECONDS_FOR_THE_FIRST = 10.0
 
 
 def train(config: RunConfig, execution: Execution) -> int:
-    """Train one model with one optimizer; started again, it goes on from where it was stopped."""
+    """Train one model with one optimizer; the same command resumes a run that was interrupted."""
     from cao_lab.runs.session import run
 
     outcome = run(config, execution)
@@ -75,7 +75,7 @@ def suite(
 
     Args:
         name: Which suite.
-        jobs: Runs at a time; the cores are divided among them.
+        jobs: How many runs at a time; the cores are divided among them.
         dry_run: List the runs with an estimate of their time, and run nothing.
         launcher: Processes of this machine, or one job array of Slurm.
         slurm: What each run asks of Slurm.
@@ -124,7 +124,7 @@ def report(logs: tyro.conf.Positional[Path] = Path("logs"), /, out: Path = Path(
     """Make figures, tables, the audit of the paper's claims and a page out of logs.
 
     Args:
-        logs: Folder of all logs.
+        logs: Folder with the logs.
         out: Folder to write to.
     """
     from cao_lab.reporting.report import write_report
@@ -134,10 +134,10 @@ def report(logs: tyro.conf.Positional[Path] = Path("logs"), /, out: Path = Path(
 
 
 def theory(logs: Path = Path("logs"), out: Path = Path("report")) -> int:
-    """Check each statement of the paper's theory by numbers.
+    """Check each statement of the paper's theory numerically.
 
     Args:
-        logs: Folder of all logs, where theory.csv goes.
+        logs: Folder with the logs, where theory.csv is written.
         out: Folder to write the figures to.
     """
     from cao_lab.theory import check_theory
@@ -174,7 +174,7 @@ def data(
     dataset: tyro.conf.Positional[Literal["cifar10", "cifar100"]],
     /,
     data_dir: Annotated[Path, tyro.conf.arg(help="Folder to put the dataset into.")],
-    url: Annotated[str | None, tyro.conf.arg(help="Where the official archive is, if not at its home.")] = None,
+    url: Annotated[str | None, tyro.conf.arg(help="Another address to download the official archive from.")] = None,
 ) -> int:
     """Download the official archive of a dataset, check it, unpack it and load it once."""
     from cao_lab.tasks.download import download
@@ -203,7 +203,7 @@ SHORT_NAMES = (
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:
-    """Run a command; what the user can put right is told in one line."""
+    """Run a command; an error that the user can correct is reported in one line."""
     if is_under_torchrun():
         # Every process would be told by torch, before its first step, that no parameter is unused: see runs/ranks.py.
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
@@ -211,7 +211,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         code = tyro.extras.subcommand_cli_from_dict(
             COMMANDS,
             prog="cao",
-            description="CAO, its laboratory and its evidence.",
+            description="The laboratory of CAO: train, compare, report, look at curvature.",
             args=arguments,
             config=SHORT_NAMES,
         )

@@ -26,9 +26,9 @@ class RunConfig:
     optimizer: OptimizerConfig
     """The optimizer and its settings."""
     dataset: DatasetName = "digits"
-    """All but CIFAR come with scikit-learn; for CIFAR see `cao data --help`."""
+    """CIFAR must be downloaded, see `cao data --help`; the others need no download."""
     model: ModelName = "mlp"
-    """linear is least squares, logistic or softmax regression, as the data ask for."""
+    """linear is least squares, logistic or softmax regression, depending on the dataset."""
     seed: int = 0
     """Seed of the weights, of the order of batches, of crops and flips."""
     epochs: int = 20
@@ -40,7 +40,7 @@ class RunConfig:
     batch_size: int | None = 128
     """Samples in a step; None takes the whole training set."""
     l2: float = 0.0
-    """Adds l2/2·‖θ‖² to the objective, and to the logged losses with it."""
+    """Add l2/2·‖θ‖² to the objective and to the logged training loss."""
     schedule: Literal["constant", "cosine", "step"] = "constant"
     """Learning rate: constant (the paper), cosine to 0, or a tenth after 1/2 and again after 3/4."""
     precision: Literal["fp32", "bf16", "fp64"] = "fp32"
@@ -48,9 +48,9 @@ class RunConfig:
     curvature: CurvatureName = "hessian"
     """Which matrix is sketched and watched; Gauss-Newton is taken in single precision where training is in bf16."""
     curvature_samples: int | None = None
-    """Samples it is taken over; None takes the training batch itself."""
+    """How many samples it is computed from; None takes the training batch itself."""
     curvature_part: int = 128
-    """Samples of one part at most, where curvature-samples has to be taken in parts."""
+    """Largest part, if curvature-samples has to be processed in parts."""
     monitor_curvature: int = 0
     """Log this many eigenvalues at the start of every epoch, whatever the optimizer."""
     suite: str = "runs"
@@ -108,10 +108,10 @@ class RunConfig:
 
 @dataclass(frozen=True)
 class Execution:
-    """Where and how a run is carried out: none of this is part of what the run is."""
+    """Where and how a run is carried out; none of this is part of its configuration."""
 
     logs: Path = Path("logs")
-    """Folder of all logs."""
+    """Folder with the logs."""
     data_dir: Path | None = None
     """Folder with the CIFAR pickles; $CAO_DATA if not given."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -119,9 +119,9 @@ class Execution:
     backend: Literal["auto", "gloo", "nccl"] = "auto"
     """How the processes of torchrun talk; auto is NCCL between GPUs and gloo otherwise."""
     threads: int | None = None
-    """Threads of torch; as many as it likes if not given."""
+    """Threads of torch; torch's own choice if not given."""
     checkpoint_minutes: float = 5.0
-    """Save within an epoch after this many minutes; after an epoch it is saved anyway."""
+    """Save every so many minutes within an epoch, besides at the end of each epoch."""
     tensorboard: bool = False
     """Write the rows of the log for TensorBoard too, into the run's folder."""
 

@@ -136,3 +136,13 @@ def test_automatic_damping_solves_a_singular_problem_in_float32():
         step_on((inputs @ theta - torch.tensor([1.0, -2.0])).square().sum(), optimizer)
     expected = torch.linalg.pinv(inputs) @ torch.tensor([1.0, -2.0])
     torch.testing.assert_close(theta.detach(), expected, rtol=1e-3, atol=1e-3)
+
+
+def test_a_warning_points_at_the_user_s_line_through_the_loop_of_another_package():
+    model, loss, _ = regression()
+    optimizer = CAO.paper(model.parameters(), 0.1, damping=0.1, **EXACT)
+    loop = {"__name__": "lightning.pytorch.loops", "optimizer": optimizer, "loss": loss()}
+    exec("def fit():\n    optimizer.refresh(loss)\n", loop)
+    with pytest.warns(UserWarning, match="edge of stability") as warned:
+        loop["fit"]()
+    assert warned[0].filename == __file__

@@ -1,5 +1,5 @@
-"""CAO in other people's training loops, and ways to watch it; each module is imported only when it is used.
+"""CAO in the training loops of other packages, and ways to watch it; import each module only if you use it.
 
-`cao.integrations.lightning`, `.transformers`, `.accelerate` and `.deepxde` each need the package they are named after.
-`.watching` and `.tensorboard` need none.
+`cao.integrations.lightning`, `.transformers`, `.accelerate` and `.deepxde` each need the package of that name;
+`.watching` and `.tensorboard` need no other package.
 """

@@ -1,4 +1,4 @@
-"""CAO in a loop of Accelerate: an `Accelerator` whose `prepare` keeps the optimizer's own methods within reach."""
+"""CAO with Accelerate: an `Accelerator` whose `prepare` keeps the optimizer's own methods within reach."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from cao.optimizer import CAO
 
 
 class PreparedOptimizer(AcceleratedOptimizer):
-    """Accelerate's wrapper, which hands on what it does not know: `refresh_if_due`, `sketch`, `counters`, `status`."""
+    """Accelerate's wrapper, which also forwards `refresh_if_due`, `sketch`, `report` and the like to the optimizer."""
 
     def __getattr__(self, name: str) -> Any:
         """Return an attribute of the optimizer inside."""
@@ -21,9 +21,9 @@ class PreparedOptimizer(AcceleratedOptimizer):
 
 
 class Accelerator(accelerate.Accelerator):
-    """Accelerate's, except that `prepare` keeps `refresh_if_due` within reach.
+    """Accelerate's own, except that `prepare` keeps `refresh_if_due` within reach.
 
-    Refresh before `accelerator.backward(loss)`: the loss is divided and scaled only in there.
+    Refresh before `accelerator.backward(loss)`, which divides and scales the loss.
     """
 
     def prepare_optimizer(self, optimizer: Optimizer, device_placement: bool | None = None) -> AcceleratedOptimizer:

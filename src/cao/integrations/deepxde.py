@@ -1,4 +1,4 @@
-"""SketchedLBFGS in DeepXDE: `model.compile(sketched_lbfgs(model))`, in place of `model.compile("L-BFGS")`."""
+"""SketchedLBFGS with DeepXDE: `model.compile(sketched_lbfgs(model))` instead of `model.compile("L-BFGS")`."""
 
 import math
 from collections.abc import Sequence
@@ -14,9 +14,9 @@ from cao.least_squares import LeastSquares
 def sketched_lbfgs(model: Any, variables: Sequence[Tensor] = (), **settings: Any) -> SketchedLBFGS:
     """Return an optimizer for `dde.Model.compile`, its curvature from the residuals of the model's PDE and conditions.
 
-    The loss must be DeepXDE's default, the mean squared error; `loss_weights` may be given to `compile`. The backend
-    must be PyTorch, and training on all points. `variables` are the external trainable variables of an inverse problem.
-    One of `model.train`'s iterations is `max_iter` iterations of L-BFGS.
+    The loss must be DeepXDE's default, the mean squared error; you may pass `loss_weights` to `compile`. The backend
+    must be PyTorch, and every iteration must use all points. `variables` are the external trainable variables of an
+    inverse problem. One iteration of `model.train` is `max_iter` iterations of L-BFGS.
     """
     params = [*model.net.parameters(), *variables]
     return SketchedLBFGS(params, source=LeastSquares(lambda: residuals_of(model), params), **settings)

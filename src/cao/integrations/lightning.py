@@ -1,4 +1,4 @@
-"""CAO in Lightning: `Trainer(callbacks=[CAOCallback()])`, and `configure_optimizers` returns a CAO."""
+"""CAO with Lightning: `Trainer(callbacks=[CAOCallback()])`, where `configure_optimizers` returns a CAO."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -16,10 +16,10 @@ from cao.optimizer import CAO
 class CAOCallback(Callback):
     """Refreshes the curvature before the backward pass at which it is due, and logs what it found.
 
-    Lightning has divided the loss by `accumulate_grad_batches` and, under fp16, scaled it by then; the curvature is
-    that of the loss that `training_step` returned. A batch with a refresh runs on the attention kernel that can be
-    differentiated twice, and uncompiled; all others run as ever. Clipping, precision, DistributedDataParallel and
-    checkpoints need nothing more.
+    The curvature is that of the loss that `training_step` returned, although Lightning divides the loss by
+    `accumulate_grad_batches` and, under fp16, scales it. A batch with a refresh runs uncompiled, on the attention
+    kernel that can be differentiated twice; all other batches run as usual. Clipping, precision,
+    DistributedDataParallel and checkpoints need nothing more.
     """
 
     def __init__(self) -> None:
@@ -33,19 +33,19 @@ class CAOCallback(Callback):
                 "CAOCallback does not know which loss belongs to which optimizer under manual optimization; leave it "
                 "out, and call self.optimizers().refresh_if_due(loss) before self.manual_backward(loss)"
             )
-        (optimizer,) = trainer.optimizers
+        (optimizer,) = trainer.optimizers  # Lightning itself refuses several under automatic optimization.
         if not isinstance(optimizer, CAO):
             raise ValueError(f"CAOCallback needs a CAO from configure_optimizers, got {type(optimizer).__name__}")
         self._watch = Watch(optimizer)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        """Let the forward pass be one that can be differentiated twice, if it will be."""
+        """If a refresh is due, make this forward pass one that can be differentiated twice."""
         self._forward.close()
         if self._watch and self._watch.optimizer.is_refresh_due:
             self._forward.enter_context(twice_differentiable())
 
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
-        """Refresh if it is time to."""
+        """Refresh if one is due."""
         if self._watch is None:
             return
         scaler = getattr(trainer.precision_plugin, "scaler", None)

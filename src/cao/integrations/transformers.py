@@ -1,4 +1,4 @@
-"""CAO in the Trainer of transformers: write `CAOTrainer` for `Trainer`, and give it a CAO as its optimizer."""
+"""CAO with transformers: use `CAOTrainer` instead of `Trainer`, with a CAO as its optimizer."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,10 +13,10 @@ from cao.optimizer import CAO
 class CAOMixin:
     """Stands before any Trainer class: `class MyTrainer(CAOMixin, SFTTrainer)`.
 
-    When a refresh is due, the loss of the next part of a batch is computed once more for each sweep of the eigensolver,
-    as if that part were the whole batch: accumulation divides no curvature. These forward passes use the attention
+    When a refresh is due, the loss of the next micro-batch is computed again for each sweep of the eigensolver, as if
+    it were the whole batch, so accumulation does not divide the curvature. These forward passes use the attention
     kernel that can be differentiated twice, whatever the model trains with; dropout masks, buffers and random streams
-    stay as they are. What was found goes to the logs.
+    stay as they are. The results go to the Trainer's logs.
     """
 
     optimizer: Any
@@ -30,7 +30,7 @@ class CAOMixin:
     def training_step(
         self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Tensor | int | None = None
     ) -> Tensor:
-        """Refresh if it is time to, then train."""
+        """Refresh if one is due, then train."""
         optimizer = getattr(self.optimizer, "optimizer", self.optimizer)  # Accelerate's wrapper has no such methods.
         if isinstance(optimizer, CAO):
             if self._watch is None or self._watch.optimizer is not optimizer:
@@ -63,3 +63,15 @@ class CAOMixin:
 
 class CAOTrainer(CAOMixin, Trainer):
     """The Trainer of transformers, which keeps the curvature of a CAO fresh."""
+
+    def training_step(
+        self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Tensor | int | None = None
+    ) -> Tensor:
+        """Refuse to train with another optimizer, which would do so in silence; else refresh and train."""
+        optimizer = getattr(self.optimizer, "optimizer", self.optimizer)
+        if not isinstance(optimizer, CAO):
+            raise ValueError(
+                f"CAOTrainer needs a CAO as its optimizer, got {type(optimizer).__name__}; pass "
+                "optimizers=(CAO(model.parameters(), lr=0.1), None), or optimizer_cls_and_kwargs=(CAO, {'lr': 0.1})"
+            )
+        return super().training_step(model, inputs, num_items_in_batch)

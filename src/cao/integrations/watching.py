@@ -1,4 +1,4 @@
-"""Watch an optimizer: what each refresh found, and what it cost."""
+"""Watch an optimizer: what each refresh found and what it cost."""
 
 import math
 from collections.abc import Callable
@@ -17,7 +17,7 @@ class Refreshed(NamedTuple):
     step: int
     """Steps taken before it."""
     sharpness: float
-    """The largest |λ| in the sketch; not a number before the first successful refresh."""
+    """The largest |λ| in the sketch; NaN before the first successful refresh."""
     rank: int
     """Eigenpairs in the sketch."""
     damping: float
@@ -33,13 +33,14 @@ class Refreshed(NamedTuple):
 class Watch:
     """Calls a function after every attempt to refresh; `remove` ends it.
 
-    The optimizer's own way to refresh is replaced by one that is timed. Copies and pickles of the optimizer are not
-    watched.
+    The optimizer's refreshes are timed. Copies and pickles of the optimizer are not watched.
     """
 
     def __init__(self, optimizer: CAO, tell: Callable[[Refreshed], object] | None = None) -> None:
         if not isinstance(optimizer, CAO):
-            raise TypeError(f"a watch needs the CAO itself, got {type(optimizer).__name__}")
+            raise TypeError(
+                f"watch needs a CAO optimizer, got {type(optimizer).__name__}; if that wraps one, pass the CAO inside"
+            )
         self.optimizer, self.tell = optimizer, tell
         self.latest: Refreshed | None = None
         self._refresh, self._total_seconds = optimizer._refresh, 0.0
@@ -84,7 +85,7 @@ def refreshed(optimizer: CAO, seconds: float, total_seconds: float) -> Refreshed
 
 
 def scalars(event: Refreshed | None) -> dict[str, float]:
-    """Return the numbers as loggers take them, `cao/sharpness` and so on; none before the first refresh."""
+    """Return the numbers with names for loggers, such as `cao/sharpness`; none before the first refresh."""
     if event is None:
         return {}
     return {f"cao/{name}": float(value) for name, value in event._asdict().items() if name != "step"}

@@ -26,7 +26,7 @@ class Damping(Protocol):
     """The same for directions of negative curvature."""
 
     def need(self, pace: "Pace") -> float:
-        """Return the curvature from which on a direction is worth capturing."""
+        """Return the smallest curvature that is worth capturing."""
         ...
 
     def at_refresh(
@@ -43,7 +43,7 @@ class Damping(Protocol):
         ...
 
     def brake(self, damping: float, pace: "Pace") -> float:
-        """Return a factor by which the whole step is made shorter, 1 where it is not."""
+        """Return the factor by which the whole step is shortened, 1 if it is not."""
         ...
 
 
@@ -60,7 +60,7 @@ class Pace:
 
     @property
     def edge(self) -> float:
-        """The edge of stability: the largest rate · λ that a direction outside the sketch bears (docs/theory.md)."""
+        """The edge of stability: the largest stable rate · λ of a direction outside the sketch (docs/theory.md)."""
         beta = self.momentum
         if self.nesterov:
             return 2 * (1 + beta) / (1 + 2 * beta)
@@ -100,9 +100,9 @@ class Fixed:
 class AtTheEdge:
     """Damping at the edge of stability: a step of SGD wherever that is stable, and no faster elsewhere.
 
-    The step is (B + ηI)⁻¹ g with η = 1/lr: a captured direction moves at lr/(1 + lr·λ), which no λ makes unstable, and
-    all others at lr. Where the curvature outside the sketch is too sharp even for that, η is larger, so that it moves
-    at `safety` of what the edge of stability allows. The rule follows every schedule of lr.
+    The step is (B + ηI)⁻¹ g with η = 1/lr: a captured direction moves at lr/(1 + lr·λ), which is stable for every λ,
+    and all others move at lr. If the curvature outside the sketch is too sharp for that, η is larger, so that it uses
+    `safety` of what the edge of stability allows. The rule follows every schedule of lr.
     """
 
     is_on_trial: ClassVar[bool] = False
@@ -145,8 +145,8 @@ class FromSpectrum:
     leaves a curvature below 2 in every direction: with η ≥ ‖R‖ and η ≥ ‖C‖, where R couples the sketch to its
     complement and C is the complement's curvature, ‖P^½HP^½‖ ≤ 1 + ‖R‖/√(η(λ+η)) < 2.
 
-    That is true of the curvature at the refresh. Where it changes, as in any network, steps are on trial (`cao.trial`):
-    one that overshot is taken back, and η is raised until steps succeed again.
+    That is true of the curvature at the refresh. Because it changes, in any network, every step is checked
+    (`cao.trial`): one that overshot is taken back, and η is raised until steps succeed again.
     """
 
     is_on_trial: ClassVar[bool] = True

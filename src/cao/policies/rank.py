@@ -45,15 +45,15 @@ class Exactly:
 
 @dataclass(frozen=True)
 class ByNeed:
-    """As many directions as there are in which a plain step would, or might soon, overshoot; none if there are none.
+    """Every direction in which a plain step would overshoot, or might soon; none if there are none.
 
-    These are the ones with λ ≥ share/lr. A refresh looks for a few more than the last one kept, so that the rank can
-    grow, and sees from the first that is not kept how sharp the rest is.
+    These are the directions with λ ≥ share/lr. A refresh looks for a few more than the last one kept, so that the rank
+    can grow; the first one that is not kept shows how sharp the rest is.
     """
 
     largest: int = 8
     share: float = 0.5
-    """A direction is kept from this share of the curvature 1/lr on, at which a plain step begins to overshoot."""
+    """A direction is kept if its curvature is at least this share of 1/lr, where a plain step begins to overshoot."""
     reserve: int = 2
     """Start columns beyond the directions that the last sketch kept."""
     products: int = 12

@@ -12,7 +12,7 @@ CREDIT = 200.0
 
 @dataclass
 class Track:
-    """What a refresh rule goes by: plain numbers, which are saved with the optimizer."""
+    """What a refresh rule uses: plain numbers, which are saved with the optimizer."""
 
     steps: int = 0
     attempted_at: int = -1
@@ -39,13 +39,13 @@ class Track:
 
     @property
     def is_first_look(self) -> bool:
-        """Whether nobody has looked at the curvature since the last attempt to refresh."""
+        """Whether there was no look at the curvature since the last attempt to refresh."""
         return self.looked_at == self.attempted_at
 
 
 @dataclass(frozen=True)
 class Look:
-    """What one or two products tell about a sketch that is in use."""
+    """What one or two products show about a sketch that is in use."""
 
     drift: float
     """‖Hq − Bq‖/‖Bq‖ for a random mix q of the captured vectors."""
@@ -70,7 +70,7 @@ class Refresh(Protocol):
         ...
 
     def is_overdue(self, track: Track) -> bool:
-        """Whether a look has been due for so long that nobody seems to ask."""
+        """Whether a look has been due for so long that `refresh_if_due` does not seem to be called."""
         ...
 
 
@@ -97,9 +97,9 @@ class Every:
 class OnDrift:
     """A refresh when the sketch no longer fits the curvature, within a budget.
 
-    One product with a random mix of the captured vectors tells how far they have turned. The first look comes one step
-    after a refresh, when only the batch has changed: what it sees is noise. Later looks are held against that. They
-    come at longer intervals as long as they find nothing, or nothing but noise.
+    One product with a random combination of the captured vectors shows how far they have turned. The first look comes
+    one step after a refresh, when only the batch has changed, so it measures noise. Later looks are compared with it.
+    Their intervals grow as long as they find nothing, or nothing but noise.
     """
 
     bound: float = 0.5
@@ -109,9 +109,9 @@ class OnDrift:
     longest: int = 400
     """Steps between looks, and between refreshes, at the most, if the budget allows."""
     budget: float = 0.05
-    """The share of the gradients' cost that may be spent on curvature, the first sketch not counted."""
+    """How much curvature may cost, relative to the gradients; the first sketch is not counted."""
     exact_budget: float = 0.5
-    """The same where batches agree on the curvature, as full ones do."""
+    """The same if batches agree on the curvature, as full ones do."""
 
     def is_due(self, track: Track) -> bool:
         """Whether it is time to look again and the budget allows it."""
@@ -139,7 +139,7 @@ class OnDrift:
         return is_stale
 
     def _is_noisy(self, track: Track) -> bool:
-        """Whether batches disagree on the curvature, or nobody knows yet."""
+        """Whether batches disagree on the curvature, or it is not known yet."""
         return track.first_looks == 0 or track.noise > self.bound
 
     def _learn(self, track: Track, seen: Look) -> None:
@@ -155,7 +155,7 @@ class OnDrift:
         track.first_looks += 1
 
     def is_overdue(self, track: Track) -> bool:
-        """Whether nobody has looked for twice the longest interval."""
+        """Whether there was no look for twice the longest interval."""
         return track.steps - track.looked_at >= 2 * self.longest and self.is_due(track)
 
 

@@ -29,7 +29,7 @@ def page(logs: Logs, found: list[Setting], tables: list[Table], verdicts: DataFr
         "summary": summary(logs, verdicts),
         "audit": audit(verdicts),
         "tables": "".join(table_section(table) for table in tables),
-        "beside": beside("theory", "Theory, checked by numbers", logs.theory)
+        "beside": beside("theory", "Theory, checked numerically", logs.theory)
         + beside("bench", "Benchmarks", logs.bench),
         "missing": missing(logs.missing),
         "figures": figure_links(figures),
@@ -56,7 +56,7 @@ def summary(logs: Logs, verdicts: DataFrame) -> str:
     # Three claims ask for the speed over Adam; one comparison counts once.
     counts = verdicts.loc[verdicts["is_counted"], "verdict"].value_counts()
     chips = "".join(
-        f'<li><a class="badge {BADGES[one]}" href="#audit"><b>{counts[one]}</b> {one}</a></li>'
+        f'<li><a class="badge {BADGES[one]}" href="#audit">{one}: <b>{counts[one]}</b></a></li>'
         for one in Verdict
         if one in counts
     )

@@ -23,21 +23,21 @@ class SolveConfig:
     """path.py:function, where function() returns params, a function that returns the loss (or residuals whose squares
     sum to it), and optionally one that returns an error; or a problem of the laboratory, such as convection."""
     method: MethodName = "sketched-lbfgs"
-    """Who minimises; nncg needs the extra peers, soap the extra baselines."""
+    """The method; nncg needs the extra peers, soap the extra baselines."""
     evaluations: int = 5_000
     """Evaluations of the loss to spend; a product of the curvature counts by its measured time."""
     seconds: float | None = None
-    """Seconds to spend at most."""
+    """Time limit in seconds."""
     adam: int = 0
-    """Evaluations of Adam to take first, over and above the others."""
+    """Evaluations of Adam to take first, in addition to the others."""
     adam_lr: float = 1e-3
-    """Rate of this first phase."""
+    """Learning rate of this first phase."""
     records: int = 200
-    """Lines of the log."""
+    """Number of lines in the log."""
     out: Path | None = None
     """Folder to write to; out/solve/ and the names of problem and method if not given."""
     threads: int | None = None
-    """Threads of torch; as many as it likes if not given."""
+    """Threads of torch; torch's own choice if not given."""
 
     def __post_init__(self) -> None:
         """Refuse what cannot be run."""

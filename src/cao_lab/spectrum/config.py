@@ -43,9 +43,9 @@ class SpectrumConfig:
     samples: int = 512
     """Training samples it is taken over."""
     part: int | None = None
-    """Samples taken at a time, which is what batch norm sees; by default the run's batch size, or batches as given."""
+    """Samples processed at a time, a batch to batch norm; by default the run's batch size, or your batches."""
     mode: Mode | None = None
-    """Mode of the model; by default train for a run, and what function() left it in otherwise."""
+    """Mode of the model; by default train for a run, otherwise the mode in which function() left it."""
     by_layer: bool = False
     """Add the share that each parameter tensor has in the top eigenvectors."""
     probes: int = 4
@@ -65,7 +65,7 @@ class SpectrumConfig:
     data_dir: Path | None = None
     """Folder with the CIFAR pickles; $CAO_DATA if not given."""
     threads: int | None = None
-    """Threads of torch; as many as it likes if not given."""
+    """Threads of torch; torch's own choice if not given."""
 
     def __post_init__(self) -> None:
         """Refuse what cannot be meant."""

@@ -117,7 +117,7 @@ class SuiteRunner:
         """Bring the one progress bar of the suite up to date."""
         self.epochs |= {job.config.folder: self.epochs_done(job.config) for job in running}
         names = ", ".join(f"{job.config.label} seed {job.config.seed}" for job in running)
-        self.bar.set_description_str(f"{self.runs_over} runs over", refresh=False)
+        self.bar.set_description_str(f"{self.runs_over} runs ended", refresh=False)
         self.bar.set_postfix_str(names, refresh=False)
         self.bar.n = sum(self.epochs.values())
         self.bar.refresh()
@@ -153,7 +153,7 @@ def run_suite(name: str, execution: Execution, jobs: int, slurm: SlurmOptions | 
             return 128 + stop.signal
         finally:
             runner.bar.close()
-    tqdm.write(f"{runner.runs_over} runs over, {len(runner.failures)} failed: {execution.logs / folder}")
+    tqdm.write(f"{runner.runs_over} runs ended, {len(runner.failures)} failed: {execution.logs / folder}")
     for path, reason in runner.failures.items():
         tqdm.write(f"failed {path}: {reason}")
     return FAILED if runner.failures else 0

@@ -1,4 +1,4 @@
-"""Every statement of docs/theory.md, checked by numbers."""
+"""Every statement of docs/theory.md, checked numerically."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

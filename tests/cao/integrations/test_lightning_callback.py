@@ -191,7 +191,11 @@ class WithSGD(Module):
 
 
 @pytest.mark.parametrize(
-    ("build", "message"), [(ByHand, r"leave it out, and call self\.optimizers"), (WithSGD, "needs a CAO .* got SGD")]
+    ("build", "message"),
+    [
+        (ByHand, r"leave it out, and call self\.optimizers"),
+        (WithSGD, "needs a CAO .* got SGD"),
+    ],
 )
 def test_what_the_callback_cannot_serve_is_refused_with_the_way_out(build, message, tmp_path):
     with pytest.raises(ValueError, match=message):

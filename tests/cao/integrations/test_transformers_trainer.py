@@ -201,6 +201,23 @@ def test_the_mixin_leaves_other_optimizers_alone(tmp_path):
     assert trainer.train().global_step == 1
 
 
+def test_the_trainer_refuses_to_train_with_another_optimizer_in_silence(tmp_path):
+    quiet = {"report_to": "none", "disable_tqdm": True, "use_cpu": True, "save_strategy": "no"}
+    arguments = TrainingArguments(tmp_path, max_steps=1, **quiet)
+    trainer = CAOTrainer(tiny_gpt(), arguments, train_dataset=sentences(6, 6), data_collator=stacked)
+    with pytest.raises(ValueError, match=r"needs a CAO as its optimizer, got AdamW; pass optimizers=\(CAO"):
+        trainer.train()
+
+
+def test_a_trainer_that_makes_the_optimizer_itself_refreshes_it(tmp_path):
+    quiet = {"report_to": "none", "disable_tqdm": True, "use_cpu": True, "save_strategy": "no"}
+    arguments = TrainingArguments(tmp_path, max_steps=1, weight_decay=0.01, **quiet)
+    made = {"optimizer_cls_and_kwargs": (CAO, {"lr": 0.1})}
+    trainer = CAOTrainer(tiny_gpt(), arguments, train_dataset=sentences(6, 6), data_collator=stacked, **made)
+    trainer.train()
+    assert trainer.optimizer.optimizer.counters.refreshes == 1
+
+
 def test_the_example_trains_and_logs_the_sharpness(capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     runpy.run_path(str(Path(__file__).parents[3] / "examples/hugging_face.py"), run_name="__main__")

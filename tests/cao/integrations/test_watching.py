@@ -85,7 +85,7 @@ def test_neither_a_copy_nor_a_pickle_is_watched():
 
 
 def test_a_watch_refuses_what_has_no_curvature():
-    with pytest.raises(TypeError, match="a watch needs the CAO itself, got SGD"):
+    with pytest.raises(TypeError, match="watch needs a CAO optimizer, got SGD"):
         watch(torch.optim.SGD(smooth_network().parameters(), 0.1), print)
 
 

@@ -301,7 +301,7 @@ def test_a_suite_goes_past_failures_reports_them_and_skips_what_is_over(suite_fi
     assert "diverged MIXED/digits-mlp/sgd-lr1e+30" in said
     assert "finished" not in said
     assert said.count("failed MIXED/digits-mlp-n1000000/adam/seed0: ValueError: train_samples must be") == 2
-    assert "3 runs over, 1 failed" in said
+    assert "3 runs ended, 1 failed" in said
 
     started = []
     monkeypatch.setattr(LocalProcesses, "start", lambda self, configs, _: started.append(configs[0].label) or 1 / 0)
@@ -314,7 +314,7 @@ def test_a_suite_that_learns_stops_at_a_failure(suite_file, tmp_path, capsys):
     assert run_suite(f"{suite_file}:hopeless", Execution(logs=tmp_path / "logs"), jobs=1) == 1
     said = capsys.readouterr().out
     assert "the next runs depend on those that failed: mend them and give the same command again" in said
-    assert "1 runs over, 1 failed" in said
+    assert "1 runs ended, 1 failed" in said
 
 
 def test_a_run_whose_log_is_damaged_fails_alone(suite_file, tmp_path, capsys):
@@ -323,7 +323,7 @@ def test_a_run_whose_log_is_damaged_fails_alone(suite_file, tmp_path, capsys):
     folder.mkdir(parents=True)
     (folder / "run.json").write_text("{")
     assert run_suite(f"{suite_file}:MIXED", Execution(logs=logs), jobs=2) == 1
-    assert "3 runs over, 2 failed" in capsys.readouterr().out
+    assert "3 runs ended, 2 failed" in capsys.readouterr().out
 
 
 def test_a_damaged_row_of_a_run_that_is_over_is_named(tmp_path):
@@ -361,7 +361,7 @@ def test_a_generator_receives_its_finished_runs_from_any_launcher(suite_file, tm
     header = read_header(tmp_path / "logs/learning/digits-mlp/sgd-lr0.02/seed0")
     assert header["status"] == "finished"
     assert header["config"]["epochs"] == 2
-    assert "2 runs over, 0 failed" in capsys.readouterr().out
+    assert "2 runs ended, 0 failed" in capsys.readouterr().out
 
 
 def test_the_cores_are_divided_among_the_jobs(monkeypatch):

@@ -29,7 +29,7 @@ PRODUCTS_FOR_THE_LOG = 6
 
 @dataclass(frozen=True)
 class CAOConfig(Settings):
-    """CAO: steps preconditioned in the top eigenspace of the Hessian, refreshed now and then."""
+    """CAO: steps preconditioned in the top eigenspace of the Hessian, refreshed from time to time."""
 
     name: tyro.conf.Suppress[Literal["cao"]] = "cao"
     lr: float = BASE_LR

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ShampooConfig(Settings):
-    """Shampoo (pytorch_optimizer): Kronecker factors of the gradient's second moment, one a dimension."""
+    """Shampoo (pytorch_optimizer): Kronecker factors of the gradient's second moment, one per dimension."""
 
     name: tyro.conf.Suppress[Literal["shampoo"]] = "shampoo"
     lr: float = 0.1
