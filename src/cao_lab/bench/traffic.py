@@ -82,8 +82,9 @@ def sharded_refresh(n: int, rank: int, iterations: int = 3, groups: int = 1) -> 
         *agreement(blocks),
         Collectives("all_gather", 4 * n // groups, passes),
         Collectives("reduce_scatter", 4 * n // groups, passes),
-        # Each basis but the last is a rough one, from one matrix of inner products; then the Ritz values.
-        Collectives("all_reduce", 8 * rank**2, iterations + 3),
+        # Each basis but the last is a rough one, from one matrix of inner products; then the Ritz values, and what the
+        # new sketch has in common with the old one.
+        Collectives("all_reduce", 8 * rank**2, iterations + 4),
         Collectives("all_reduce", 8 * rank),  # The residuals.
         Collectives("all_reduce", 4),  # Whether all is finite.
     ]
