@@ -69,6 +69,7 @@ class SketchedLBFGS(Optimizer):
         tolerance_grad: stop if no entry of the gradient is larger than this.
         tolerance_change: stop if neither the loss nor any parameter has changed by more than this.
         line_search: the search along each direction.
+        line_search_fn: "strong_wolfe", as torch.optim.LBFGS takes it, changes nothing: there is always a search.
         seed: seed of the first sketch's random start; no global random stream is used.
         process_group: group over which losses, gradients and curvature are averaged when torch.distributed is
             initialised.
@@ -88,6 +89,7 @@ class SketchedLBFGS(Optimizer):
         tolerance_grad: float = 0.0,
         tolerance_change: float = 0.0,
         line_search: HagerZhang | None = None,
+        line_search_fn: Literal["strong_wolfe"] | None = None,
         seed: int = 0,
         process_group: dist.ProcessGroup | None = None,
     ) -> None:
@@ -103,6 +105,10 @@ class SketchedLBFGS(Optimizer):
             "seed": seed,
         }
         check_settings(defaults)
+        if line_search_fn not in (None, "strong_wolfe"):
+            raise ValueError(f'line_search_fn must be "strong_wolfe" or None, got {line_search_fn!r}')
+        if line_search is not None and not callable(line_search):
+            raise TypeError(f"line_search must be a search such as HagerZhang(), got {line_search!r}")
         if max_eval is None:
             defaults["max_eval"] = max_iter * 5 // 4
         # A state dict holds numbers of Python only, so that it loads with weights_only=True.

@@ -11,6 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from cao.flat import FlatParams
+from cao.operators import agreed
 
 
 class Iterate(NamedTuple):
@@ -36,16 +37,23 @@ class Objective:
     def __call__(self, position: Float[Tensor, " n"]) -> Iterate:
         """Move the parameters there, and return the loss and the gradient."""
         self.move(position)
+        if dist.is_available() and dist.is_initialized():
+            numbers = agreed(self._evaluated, self.group, position.device)
+            dist.all_reduce(numbers, group=self.group)
+            numbers /= dist.get_world_size(self.group)
+        else:
+            numbers = self._evaluated()
+        return Iterate(position, float(numbers[-1]), numbers[:-1])
+
+    def _evaluated(self) -> Float[Tensor, " n+1"]:
+        """Return the gradient, and behind it the loss, as this process sees them."""
         self.loss = self.closure()
-        value = number_of(self.loss).to(position)
+        value = number_of(self.loss)
         if all(p.grad is None for p in self.params):
             raise ValueError("the closure left no gradient; let it call loss.backward() before it returns the loss")
         gradients = [torch.zeros_like(p) if p.grad is None else p.grad.to_dense() for p in self.params]
-        numbers = torch.cat([*(g.reshape(-1) for g in gradients), value])
-        if dist.is_available() and dist.is_initialized():
-            dist.all_reduce(numbers, group=self.group)
-            numbers /= dist.get_world_size(self.group)
-        return Iterate(position, float(numbers[-1]), numbers[:-1])
+        flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
+        return torch.cat([flat, value.to(flat)])
 
     def move(self, position: Float[Tensor, " n"]) -> None:
         """Put the parameters at a position."""

@@ -115,7 +115,7 @@ def agreed(compute: Callable[[], Result], group: dist.ProcessGroup | None, devic
         raise error
     if failures > 0:
         raise RuntimeError(
-            f"the refresh failed in {int(failures)} other process(es), which report the reason, and was abandoned here"
+            f"this failed in {int(failures)} other process(es), which report the reason, and was abandoned here"
         )
     return result  # type: ignore[return-value]
 

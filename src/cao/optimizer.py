@@ -266,7 +266,8 @@ class CAO(Optimizer):
         metric = settings["metric"]
         if metric is not None:
             metric.update(self.param_groups, self.state)
-        sketch = None if is_warming_up or not progress.captured else progress.sketch
+        is_first_order = is_warming_up or not progress.captured or settings["rank"] == 0
+        sketch = None if is_first_order else progress.sketch
         stretches = list(stretches_of(self.param_groups, sketch, self.state))
         is_finite = take_step(stretches, base, gains, settings["max_update_norm"])
         if metric is not None:

@@ -55,11 +55,14 @@ class Rules:
 
     def eta(self, caution: float = 0.0) -> float:
         """Return the damping η."""
-        return self.damping.at_step(self.progress.damping, self.pace, caution)
+        # A rank that was set to 0 ends the sketch, and with it what was measured of the rest.
+        measured = None if self.settings["rank"] == 0 else self.progress.damping
+        return self.damping.at_step(measured, self.pace, caution)
 
     def preconditioner(self, caution: float = 0.0) -> Preconditioner:
         """Return P, made shorter where the damping asks for that."""
-        sketch, used, eta = self.progress.sketch, self.progress.captured, self.eta(caution)
+        sketch, eta = self.progress.sketch, self.eta(caution)
+        used = 0 if self.settings["rank"] == 0 else self.progress.captured
         values = torch.tensor(sketch.values[:used] if sketch else [], dtype=torch.float64)
         vectors = sketch.rows[:used].T if sketch else torch.zeros(0, 0)
         signs, scaling = self.settings["negative_curvature"], self.settings["scaling"]

@@ -38,10 +38,27 @@ def points() -> Tensor:
     return torch.randn(24, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
 
+def error_of_a_step(rank: int) -> str:
+    """Let the closure fail in one process only, and return what this one is told."""
+    theta = torch.ones(2, requires_grad=True)
+
+    def closure() -> Tensor:
+        if rank == 1:
+            raise ArithmeticError("this process cannot")
+        theta.grad = torch.ones(2)
+        return theta.sum()
+
+    try:
+        SketchedLBFGS([theta]).step(closure)
+    except (ArithmeticError, RuntimeError) as error:
+        return str(error)
+    return "no error"
+
+
 def run_rank(rank: int, directory: str) -> None:
-    """Solve on this rank's half of the points, and leave the end in a file."""
+    """Solve on this rank's half of the points, fail in one process, and leave what came of both in a file."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{directory}/store", rank=rank, world_size=WORLD)
-    torch.save(solve(points().chunk(WORLD)[rank]), f"{directory}/rank{rank}")
+    torch.save((solve(points().chunk(WORLD)[rank]), error_of_a_step(rank)), f"{directory}/rank{rank}")
     dist.barrier()  # A process that leaves first may abort the other.
     dist.destroy_process_group()

@@ -5,7 +5,6 @@ import io
 import math
 import pickle
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -487,8 +486,30 @@ def test_residuals_that_are_not_finite_leave_plain_lbfgs() -> None:
     assert optimizer.status.refreshes > 0
 
 
-def test_two_processes_take_the_steps_of_one_on_all_points(tmp_path: Path) -> None:
-    mp.spawn(run_rank, (str(tmp_path),), nprocs=WORLD)
-    first, second = (torch.load(tmp_path / f"rank{rank}") for rank in range(WORLD))
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Tensor, str]]:
+    """What two processes came to."""
+    folder = tmp_path_factory.mktemp("ranks")
+    mp.spawn(run_rank, (str(folder),), nprocs=WORLD)
+    return [torch.load(folder / f"rank{rank}") for rank in range(WORLD)]
+
+
+def test_two_processes_take_the_steps_of_one_on_all_points(ranks: list[tuple[Tensor, str]]) -> None:
+    (first, _), (second, _) = ranks
     assert torch.equal(first, second)
     torch.testing.assert_close(first, solve(points()), rtol=1e-5, atol=1e-6)
+
+
+def test_a_closure_that_fails_in_one_process_leaves_no_other_waiting(ranks: list[tuple[Tensor, str]]) -> None:
+    (_, first), (_, second) = ranks
+    assert second == "this process cannot"
+    assert "failed in 1 other process" in first
+
+
+def test_the_search_of_torchs_lbfgs_is_taken_for_ours_and_any_other_word_is_refused():
+    params = [torch.nn.Parameter(torch.ones(2))]
+    SketchedLBFGS(params, line_search_fn="strong_wolfe")
+    with pytest.raises(ValueError, match=r'line_search_fn must be "strong_wolfe" or None, got \'backtracking\''):
+        SketchedLBFGS(params, line_search_fn="backtracking")
+    with pytest.raises(TypeError, match=r"line_search must be a search such as HagerZhang\(\), got 'strong_wolfe'"):
+        SketchedLBFGS(params, line_search="strong_wolfe")

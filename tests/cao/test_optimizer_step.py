@@ -434,3 +434,15 @@ def test_a_huge_ready_value_projects_its_direction_out():
     optimizer = CAO.paper([param], 1.0, rank=2, damping=0.5, scaling="unit")
     optimizer.refresh(unit_pairs([1e30, 1e30], 3))
     assert step_with(optimizer, param, [1.0, 2.0, 3.0]).tolist() == [0.0, 0.0, -3.0]
+
+
+def test_a_rank_set_to_0_in_training_takes_plain_steps_from_then_on():
+    problem, reference = Quadratic(), Quadratic()
+    optimizer, plain = CAO(problem.params, 0.3), SGD(reference.params, 0.3)
+    optimizer.refresh(problem.loss())
+    assert optimizer.captured > 0
+    optimizer.param_groups[0]["rank"] = 0
+    for each, own in ((problem, optimizer), (reference, plain)):
+        each.loss().backward()
+        own.step()
+    assert torch.equal(problem.theta, reference.theta)

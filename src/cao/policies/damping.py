@@ -120,11 +120,13 @@ class AtTheEdge:
         self, pairs: Eigenpairs, kept: int, operator: SymmetricOperator | None, weight_decay: float
     ) -> tuple[float, int]:
         """Return the curvature that is to be expected outside the sketch, weight decay included."""
-        if kept == ROWS.get().count(pairs.vectors):
-            return weight_decay, 0
         following = min(kept, len(pairs.values) - 1)
+        has_all = kept == ROWS.get().count(pairs.vectors)
         # A Ritz value may fall short of the eigenvalue it stands for by its residual.
-        return float(pairs.values[following].abs() + pairs.residuals[following]) + weight_decay, 0
+        outside = 0.0 if has_all else float(pairs.values[following].abs() + pairs.residuals[following])
+        # 1/(λ + η) is formed as 1/η less a correction: what rounding leaves of λ₁ is outside the sketch too.
+        rounding = 8 * torch.finfo(pairs.vectors.dtype).eps * float(pairs.values.abs().max())
+        return max(outside, rounding) + weight_decay, 0
 
     def at_step(self, measured: float | None, pace: Pace, caution: float) -> float:
         """Return 1/lr, or what keeps the curvature outside the sketch below the edge."""

@@ -121,3 +121,20 @@ def test_a_rate_too_small_to_be_inverted_moves_nothing(lr):
     before = problem.theta
     descend(problem, optimizer, 3)
     torch.testing.assert_close(problem.theta, before, rtol=0, atol=1e-300)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_rounding_of_the_sharpest_direction_does_not_make_a_float32_problem_diverge(momentum):
+    torch.manual_seed(0)
+    inputs = torch.randn(200, 10) * torch.logspace(-2, 3, 10)
+    targets, model = inputs @ torch.randn(10, 1), torch.nn.Linear(10, 1)
+    optimizer = CAO(model.parameters(), 10.0, momentum=momentum)
+    losses = []
+    for _ in range(300):
+        loss = (model(inputs) - targets).square().mean()
+        optimizer.zero_grad()
+        optimizer.refresh_if_due(loss)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 1e-6 * losses[0]
