@@ -1,7 +1,6 @@
 """Parameters as one flat vector: their order, size, precision and device, and how columns are cut and joined."""
 
 from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager
 from functools import cached_property
 
 import torch
@@ -9,7 +8,7 @@ import torch.distributed as dist
 from jaxtyping import Float
 from torch import Tensor
 
-from cao.linalg import Rows, over
+from cao.linalg import Rows
 from cao.shards import SpreadRows, is_spread, local, placed, widest_mesh
 
 # Parameters of no more numbers than this are small: a call costs more than a copy of them.
@@ -67,10 +66,6 @@ class FlatParams:
                 "process_group has processes that hold different shards; leave it out, since sharded parameters are "
                 "averaged over their own mesh, or name a group of processes that hold the same shards"
             )
-
-    def in_use(self) -> AbstractContextManager[None]:
-        """Let linear algebra run over these parameters."""
-        return over(self.rows)
 
     def split(self, vector: Float[Tensor, " n"], dtype: torch.dtype | None = None) -> list[Tensor]:
         """Cut a vector into tensors of the parameters' shapes, and of their types or the given one."""

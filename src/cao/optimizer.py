@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from cao import advice
 from cao.eigensolvers import Solver, SolverName
 from cao.flat import FlatParams
-from cao.linalg import Eigenpairs
+from cao.linalg import Eigenpairs, over
 from cao.metric import AdamMetric
 from cao.operators import Scaled
 from cao.policies.damping import Damping, DampingName
@@ -245,7 +245,7 @@ class CAO(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        with FlatParams(self._parameters()).in_use():
+        with over(FlatParams(self._parameters()).rows):
             self._step()
         return loss
 
@@ -325,7 +325,7 @@ class CAO(Optimizer):
         # What is sketched is the curvature of what is minimised.
         scale = -float(scale) if rules.settings["maximize"] else float(scale)
         storage = FlatParams.in_storage_order(params.params)
-        with storage.in_use():
+        with over(storage.rows):
             if isinstance(source, Eigenpairs):
                 operator, pairs = None, given_pairs(source, scale, params, rank)
             else:

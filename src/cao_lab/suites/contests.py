@@ -19,7 +19,7 @@ from cao_lab.config import ConfigError, Execution
 from cao_lab.facts import SUITES, suites_of
 from cao_lab.runs.stopping import StopRequest, stop_requests
 from cao_lab.solvers.contest import Contest, carry_out, is_over, prices
-from cao_lab.suites.launch import cores
+from cao_lab.suites.launch import cores, last_error, start_process
 from cao_lab.suites.runner import FAILED, POLL_SECONDS
 
 CONTESTS: dict[str, Sequence[Contest]] = {
@@ -38,29 +38,12 @@ class ContestJob:
     process: "subprocess.Popen[bytes]"
     errors: IO[bytes]
 
-    @property
-    def reason(self) -> str:
-        """The last line on standard error, once the process has ended."""
-        self.errors.seek(0)
-        lines = self.errors.read().decode(errors="replace").strip().splitlines()
-        return lines[-1] if lines else f"exit code {self.process.returncode}"
-
 
 def start(contest: Contest, suite: str, folder: Path, threads: int) -> ContestJob:
     """Start a contest in a process that a Ctrl-C in the terminal does not reach."""
     errors = tempfile.TemporaryFile()  # noqa: SIM115  # read when the process has ended
-    process = subprocess.Popen(
-        [sys.executable, "-m", __name__],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=errors,
-        start_new_session=True,
-        env={**os.environ, **dict.fromkeys(THREAD_LIMITS, str(threads))},
-    )
-    assert process.stdin is not None
-    process.stdin.write(pickle.dumps((contest, suite, folder, threads)))
-    process.stdin.close()
-    return ContestJob(contest, process, errors)
+    message, limits = pickle.dumps((contest, suite, folder, threads)), dict.fromkeys(THREAD_LIMITS, str(threads))
+    return ContestJob(contest, start_process(message, errors, __name__, {**os.environ, **limits}), errors)
 
 
 def run_contests(suite: str, contests: Sequence[Contest], execution: Execution, jobs: int) -> int:
@@ -105,7 +88,7 @@ def noted(job: ContestJob, folder: Path) -> bool:
     """Tell how a contest ended, and return whether well."""
     is_well = all_over(job.contest, folder)
     with job.errors:
-        outcome = "finished" if is_well else f"failed ({job.reason})"
+        outcome = "finished" if is_well else f"failed ({last_error(job.process, job.errors)})"
     tqdm.write(f"{outcome} {job.contest.task} seed {job.contest.size.seed}")
     return is_well
 

@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any, NoReturn, Protocol
@@ -69,22 +69,35 @@ class LocalProcesses:
 
     def _started(self, config: RunConfig, execution: Execution) -> "LocalJob":
         errors = tempfile.TemporaryFile()  # noqa: SIM115  # read when the process has ended
-        return LocalJob(config, start_process(to_json(config, execution), errors), errors)
+        return LocalJob(config, start_process(to_json(config, execution).encode(), errors), errors)
 
 
-def start_process(text: str, stderr: IO[bytes] | None) -> "subprocess.Popen[bytes]":
-    """Start a process that does the work that `to_json` describes."""
+def start_process(
+    message: bytes,
+    stderr: IO[bytes] | None,
+    module: str = __name__,
+    environment: Mapping[str, str] | None = None,
+) -> "subprocess.Popen[bytes]":
+    """Start a process that does the work that a message describes: that of `to_json`, or another module's."""
     process = subprocess.Popen(
-        [sys.executable, "-m", __name__],
+        [sys.executable, "-m", module],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=stderr,
         start_new_session=True,
+        env=environment,
     )
     assert process.stdin is not None
-    process.stdin.write(text.encode())
+    process.stdin.write(message)
     process.stdin.close()
     return process
+
+
+def last_error(process: "subprocess.Popen[bytes]", errors: IO[bytes]) -> str:
+    """Return the last line that an ended process left on standard error."""
+    errors.seek(0)
+    lines = errors.read().decode(errors="replace").strip().splitlines()
+    return lines[-1] if lines else f"exit code {process.returncode}"
 
 
 class LocalJob:
@@ -101,9 +114,7 @@ class LocalJob:
             return False
         if not self.errors.closed:
             with self.errors:
-                self.errors.seek(0)
-                lines = self.errors.read().decode(errors="replace").strip().splitlines()
-            self.reason = lines[-1] if lines else f"exit code {self.process.returncode}"
+                self.reason = last_error(self.process, self.errors)
         return True
 
     def stop(self) -> None:

@@ -138,7 +138,7 @@ class RunInJob:
 
     def __call__(self) -> int:
         """Run to the end and return the exit code."""
-        self.process = start_process(self.text, stderr=None)
+        self.process = start_process(self.text.encode(), stderr=None)
         try:
             while self.process.poll() is None:
                 time.sleep(0.2)
