@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test check docs oldest install clean
+.PHONY: demo test slow check docs oldest install clean
 
 demo: .venv/installed
 	$(BIN)/cao suite demo-conditioning --jobs 2 --logs out/demo
@@ -15,9 +15,13 @@ demo: .venv/installed
 
 # A crashed or hung test ends the run with its name: see [tool.pytest.ini_options] in pyproject.toml.
 # Two tests run side by side, so each gets one thread of two cores; OMP_NUM_THREADS=2 make test gives each two.
-test: export OMP_NUM_THREADS ?= 1
+test slow: export OMP_NUM_THREADS ?= 1
 test: check
-	$(BIN)/pytest
+	$(BIN)/pytest -m "not slow"
+
+# Runs that are killed and started again, suites on a cluster, the whole table of the theory: two minutes more.
+slow: .venv/installed
+	$(BIN)/pytest -m slow
 
 check: .venv/installed
 	$(BIN)/ruff check .

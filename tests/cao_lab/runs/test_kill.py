@@ -82,6 +82,7 @@ def kill_again_and_again(config, logs, draw, kills):
     return made
 
 
+@pytest.mark.slow
 def test_a_run_killed_at_20_random_instants_leaves_the_log_of_an_uninterrupted_one(tmp_path, references):
     draw = random.Random(0)
     left = KILLS

@@ -105,6 +105,7 @@ def uninterrupted(tmp_path_factory):
     return logs / LONG.folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "victim", "status"),
     [(signal.SIGTERM, 3, "interrupted"), (signal.SIGKILL, 1, "failed"), (signal.SIGKILL, None, "running")],

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 
+import pytest
 from rank_processes import run_ranks
 
 from cao_lab.config import RunConfig, command_line
@@ -38,6 +39,7 @@ def workers(agent):
         return [int(pid) for pid in file.read().split()]
 
 
+@pytest.mark.slow
 def test_torchrun_starts_a_killed_process_again_and_the_log_does_not_show_it(tmp_path):
     agent = torchrun(tmp_path / "killed")
     folder = tmp_path / "killed" / CONFIG.folder

@@ -50,6 +50,7 @@ def test_submitits_own_executor_carries_a_round_out_and_tells_why_a_run_failed(s
     assert "ValueError: train_samples must be from 10 to 1437, got 1000000" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_job_whose_time_is_up_saves_is_requeued_and_goes_on(suite_file, tmp_path):
     config = find_suite(f"{suite_file}:LONG")[1][0]
     folder = tmp_path / "logs" / config.folder

@@ -29,27 +29,32 @@ def table(folder):
     return pd.read_csv(folder / "theory.csv")
 
 
+@pytest.mark.slow
 def test_the_table_has_its_columns_and_no_gaps(table):
     assert list(table.columns) == ["statement", "problem", "bound", "observed", "slack", "verdict"]
     assert table.notna().all(axis=None)
 
 
+@pytest.mark.slow
 def test_no_statement_of_ours_is_violated(table):
     ours = table[~table.statement.str.startswith("Printed")]
     assert set(ours.verdict) <= {"holds", "tight", "agrees"}
 
 
+@pytest.mark.slow
 def test_every_printed_statement_in_the_table_is_shown_false(table):
     printed = table[table.statement.str.startswith("Printed")]
     assert set(printed.verdict) == {"false as printed"}
 
 
+@pytest.mark.slow
 def test_every_figure_is_there_as_png_and_pdf(folder):
     names = {path.name for path in (folder / "figures").iterdir()}
     stems = ("stable-range", "stationarity", "contraction", "sketch")
     assert names == {f"theory-{stem}.{suffix}" for stem in stems for suffix in ("png", "pdf")}
 
 
+@pytest.mark.slow
 def test_a_second_run_gives_the_same_rows(table):
     again = [*descent.rows(), *stability.narrow_gap(), *contraction.rows()]
     first = {(row.statement, row.problem): row.observed for row in table.itertuples()}
@@ -57,12 +62,14 @@ def test_a_second_run_gives_the_same_rows(table):
         assert float(f"{row.observed:.6g}") == first[row.statement, row.problem]
 
 
+@pytest.mark.slow
 def test_the_document_names_every_statement_of_the_table(table):
     text = DOCUMENT.read_text(encoding="utf-8")
     missing = [name for name in set(table.statement) if f"`{name}`" not in text]
     assert not missing
 
 
+@pytest.mark.slow
 def test_every_number_in_bold_in_the_document_is_in_the_table(table):
     numbers = re.findall(r"\*\*(-?\d+(?:\.\d+)?)\*\*", DOCUMENT.read_text(encoding="utf-8"))
     values = [*table.bound, *table.observed]
