@@ -15,7 +15,7 @@ from typing import Annotated, Literal, NoReturn
 
 import tyro
 
-from cao_lab.config import ConfigError, Execution, RunConfig, SlurmOptions
+from cao_lab.config import ConfigError, Execution, RunConfig, SlurmOptions, output_folder
 from cao_lab.facts import RUN_ELSEWHERE, SUITES, kind_of
 from cao_lab.solvers.config import SolveConfig
 from cao_lab.spectrum.config import SpectrumConfig
@@ -84,7 +84,7 @@ def suite(
     if jobs < 1:
         raise ConfigError(f"jobs must be at least 1, got {jobs}")
     if kind_of(name) and not dry_run:  # A folder that cannot be written to shows at once, and not in each run.
-        execution.logs.mkdir(parents=True, exist_ok=True)
+        output_folder(execution.logs)
     if is_under_torchrun():
         raise ConfigError("cao suite starts processes itself, and torchrun would start all of them again; do without")
     if launcher == "slurm" and kind_of(name) in RUN_ELSEWHERE:
@@ -143,7 +143,7 @@ def theory(logs: Path = Path("logs"), out: Path = Path("report")) -> int:
     from cao_lab.theory import check_theory
 
     for folder in (logs, out):  # One that cannot be written to shows at once, and not after minutes.
-        folder.mkdir(parents=True, exist_ok=True)
+        output_folder(folder)
     print(check_theory(logs, out).to_string(index=False))
     return 0
 

@@ -224,3 +224,12 @@ def flag(field: str, config: Any) -> str:
     if isinstance(value, bool):
         return f"--{name}" if value else f"--no-{name}"
     return f"--{name} {value}"
+
+
+def output_folder(path: Path) -> Path:
+    """Make the folder that a command writes to; asked for before anything is computed, so that nothing is lost."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise ConfigError(f"a folder is needed for the output, and {path} is a file or lies below one") from None
+    return path

@@ -239,3 +239,12 @@ def test_help_does_not_wait_for_torch():
 def test_tensorboard_gets_the_rows(cao, tmp_path):
     assert cao(*SHORT, "--tensorboard")[0] == 0
     assert list((tmp_path / "logs" / FOLDER / "tensorboard").glob("events.*"))
+
+
+@pytest.mark.parametrize("command", ["solve regression --out", "theory --out", "suite demo --logs"])
+def test_a_file_in_the_place_of_the_output_is_refused_before_anything_is_computed(cao, tmp_path, command):
+    (tmp_path / "taken").write_text("mine")
+    code, said = cao(*command.split(), "taken")
+    assert code == 2
+    assert said == "cao: a folder is needed for the output, and taken is a file or lies below one\n"
+    assert (tmp_path / "taken").read_text() == "mine"

@@ -13,6 +13,7 @@ from typing import Any, TextIO
 import torch
 from tqdm import tqdm
 
+from cao_lab.config import output_folder
 from cao_lab.solvers.budget import Budget, Record
 from cao_lab.solvers.config import SolveConfig
 from cao_lab.solvers.figures import convergence_figure
@@ -45,8 +46,7 @@ def run_solve(config: SolveConfig) -> str:
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     problem = load_problem(config.target)
-    folder = config.out or Path("out", "solve", f"{problem.name}-{config.method}")
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = output_folder(config.out or Path("out", "solve", f"{problem.name}-{config.method}"))
     with (folder / "records.csv").open("w", newline="") as log:
         lines = watched(solve_in_phases(problem, config), log, progress_bar(config))
     write_solution(lines, problem, config, folder)

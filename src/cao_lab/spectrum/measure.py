@@ -16,6 +16,7 @@ from tqdm import tqdm
 
 from cao import Eigenpairs, SpectralDensity, extreme_eigenpairs, spectral_density, trace
 from cao.operators import ParameterOperator
+from cao_lab.config import output_folder
 from cao_lab.reporting.tabular import Table, write_table
 from cao_lab.spectrum.config import Density, Eigenvalue, Layer, Spectrum, SpectrumConfig, SpectrumError, TraceEstimate
 from cao_lab.spectrum.figures import density_figure, layers_figure
@@ -41,8 +42,8 @@ def measure_spectrum(config: SpectrumConfig) -> str:
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     target = load_target(config)
+    folder = output_folder(config.out or Path("out", "spectrum", target.name))
     spectrum = measure(target, config)
-    folder = config.out or Path("out", "spectrum", target.name)
     written = write_spectrum(spectrum, folder)
     return f"{summary(spectrum)}\n\nwritten to {folder}: {', '.join(written)}"
 
