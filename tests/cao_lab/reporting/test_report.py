@@ -110,6 +110,7 @@ def test_the_script_says_in_one_line_that_there_is_nothing(tmp_path: Path) -> No
     assert "no runs in" in done.stderr
 
 
+@pytest.mark.slow
 def test_three_hundred_runs_fit_on_one_page(tmp_path: Path) -> None:
     tasks = ["cifar100-resnet18", "cifar10-resnet18", "cifar10-resnet34", "cifar100-resnet34"]
     for suite in ("paper", "mini"):
