@@ -151,7 +151,7 @@ class Lock:
 
 
 def look(path: Path) -> tuple[Owner | None, float]:
-    """Return who has a lock and when it was touched; nobody, if it is not there or was left by version 0.2."""
+    """Return who has a lock and when it was touched; nobody, if it is not there or an older version left it."""
     try:
         # Opening the file makes NFS ask the server.
         with path.open() as file:
@@ -166,7 +166,7 @@ def look(path: Path) -> tuple[Owner | None, float]:
 
 def machine() -> str:
     """Return what process numbers depend on: the host, its start, and the container."""
-    return " ".join([socket.gethostname(), _read("/proc/sys/kernel/random/boot_id"), _link("/proc/self/ns/pid")])
+    return " ".join([socket.gethostname(), _read("/proc/sys/kernel/random/boot_id"), _target("/proc/self/ns/pid")])
 
 
 def start_of(pid: int) -> str:
@@ -196,7 +196,7 @@ def _read(path: str) -> str:
         return ""
 
 
-def _link(path: str) -> str:
+def _target(path: str) -> str:
     try:
         return os.readlink(path)
     except OSError:
