@@ -47,7 +47,11 @@ class Owner:
     @property
     def is_dead(self) -> bool:
         """Whether we can see that it has ended; its number may belong to another process by now."""
-        return self.is_here and start_of(self.pid) != self.started
+        return self == OLDER or (self.is_here and start_of(self.pid) != self.started)
+
+
+OLDER = Owner("", 0, "", "older")
+"""Stands for whoever left a file that names nobody, as older versions did."""
 
 
 class Lock:
@@ -72,8 +76,10 @@ class Lock:
         """Take the lock, or say who has it."""
         while not self._link():
             holder, touched = look(self.path)
-            if holder is None or holder.is_dead or self._is_silent(holder, touched):
-                self._move_aside(holder)
+            if holder is None:
+                continue  # It was given back in the meantime.
+            if holder.is_dead or self._is_silent(holder, touched):
+                self._remove(self.path, holder)
             elif self.path.exists():
                 raise self._refusal(holder)
         self._heart = threading.Thread(target=self._beat, args=(os.open(self.path, os.O_RDONLY),), daemon=True)
@@ -100,15 +106,16 @@ class Lock:
                 f"{PATIENCE_SECONDS:.0f} seconds; leave it to that one, or start the same command again"
             )
 
-    def _link(self) -> bool:
-        """Link a whole file to the lock's name, which only one of several processes can."""
+    def _link(self, path: Path | None = None) -> bool:
+        """Link a whole file to a name, by default the lock's, which only one of several processes can."""
+        path = path or self.path
         whole = self.path.with_name(f"run.{self.owner.token}.lock")
         whole.write_text(json.dumps(asdict(self.owner)))
         try:
-            os.link(whole, self.path)
+            os.link(whole, path)
         except FileExistsError:
             # The answer of a server that made the link may have been lost, and the request repeated.
-            return self.is_held
+            return look(path)[0] == self.owner
         except OSError as error:
             reason = f"its file system makes no links, by which runs are locked ({error.strerror})"
             raise LogError(f"{self.path.parent}: {reason}; put --logs on another one") from error
@@ -127,16 +134,19 @@ class Lock:
                 return False
         return True
 
-    def _move_aside(self, holder: Owner | None) -> None:
-        """Remove the lock of an owner that is gone, and of no other."""
-        aside = self.path.with_name(f"run.{uuid.uuid4().hex}.lock")
-        with suppress(FileNotFoundError):
-            self.path.rename(aside)
-            # Another process may have removed it before us, and taken the lock: then this is not what we looked at.
-            if look(aside)[0] != holder:
-                with suppress(FileExistsError):
-                    os.link(aside, self.path)
-            aside.unlink()
+    def _remove(self, path: Path, holder: Owner) -> None:
+        """Remove the file of an owner that is gone, and of no other.
+
+        Between a look and a removal another process might remove it and put its own file there. So whoever removes a
+        file of this owner first takes a claim to do so, which only one process can have.
+        """
+        claim = self.path.with_name(f"run.{holder.token}.gone.lock")
+        if self._link(claim):
+            if look(path)[0] == holder:
+                path.unlink()
+            claim.unlink()
+        elif (claimant := look(claim)[0]) is not None and claimant.is_dead:
+            self._remove(claim, claimant)
 
     def _beat(self, descriptor: int) -> None:
         """Touch our own file, and not whatever has its name, until the lock is given back."""
@@ -151,13 +161,15 @@ class Lock:
 
 
 def look(path: Path) -> tuple[Owner | None, float]:
-    """Return who has a lock and when it was touched; nobody, if it is not there or an older version left it."""
+    """Return who has a lock and when it was touched; nobody, if it is not there."""
     try:
         # Opening the file makes NFS ask the server.
         with path.open() as file:
             return Owner(**json.load(file)), os.fstat(file.fileno()).st_mtime
-    except (FileNotFoundError, ValueError, TypeError):
+    except FileNotFoundError:
         return None, 0.0
+    except (ValueError, TypeError):
+        return OLDER, 0.0
     except OSError as error:
         if error.errno == errno.ESTALE:  # NFS: the file was replaced while we read it.
             return None, 0.0

@@ -87,9 +87,9 @@ def test_an_owner_that_was_silent_and_lost_its_lock_may_write_no_more_and_remove
     assert look(tmp_path / "run.lock")[0] == ELSEWHERE
 
 
-def test_a_lock_that_changed_hands_between_look_and_removal_is_put_back(tmp_path):
+def test_a_lock_that_changed_hands_between_look_and_removal_stays(tmp_path):
     leave(tmp_path, ELSEWHERE)
-    Lock(tmp_path)._move_aside(replace(ELSEWHERE, token="an older one"))
+    Lock(tmp_path)._remove(tmp_path / "run.lock", replace(ELSEWHERE, token="an older one"))
     assert look(tmp_path / "run.lock")[0] == ELSEWHERE
     assert [path.name for path in tmp_path.iterdir()] == ["run.lock"]
 
@@ -124,3 +124,13 @@ def test_of_many_that_ask_at_once_one_gets_the_lock(tmp_path, left_behind):
     assert sorted(results.get(timeout=30) for _ in processes) == [0] * (CONTENDERS - 1) + [1]
     for process in processes:
         process.join()
+
+
+def test_a_process_that_died_while_it_removed_a_dead_ones_lock_stops_nobody(tmp_path):
+    first, second = (replace(Owner.this_process(), started="0") for _ in range(2))
+    leave(tmp_path, second)
+    (tmp_path / "run.lock").rename(tmp_path / f"run.{first.token}.gone.lock")
+    leave(tmp_path, first)
+    with Lock(tmp_path) as lock:
+        assert lock.is_held
+    assert list(tmp_path.iterdir()) == []
