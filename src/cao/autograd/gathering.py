@@ -50,7 +50,7 @@ def gathered(state: Any) -> Iterator[None]:
         state._fsdp_param_groups, state._training_state = [], type(training_state).PRE_BACKWARD
         for group in groups:
             shards = [current_shard(param) for param in group.fsdp_params]
-            wholes = dict(zip(group.fsdp_params, apply(Gathered, Bucket(group), *shards), strict=True))
+            wholes = dict(zip(group.fsdp_params, apply(Moved, Bucket(group), True, *shards), strict=True))
             for param, module, name in places_in(group):
                 module._parameters[name] = wholes[param].to(param.mp_policy.param_dtype or wholes[param].dtype)
         yield
@@ -152,36 +152,20 @@ def apply(function: Any, *arguments: Any) -> Any:
     return function.apply(*arguments)
 
 
-class Gathered(Function):
-    """Parameters from their shards; the derivative is the shards of the mean gradient.
+class Moved(Function):
+    """Parameters gathered from their shards, or gradients scattered into shards of their mean.
 
-    It and `Scattered` are each other's derivatives where the mean of all processes' losses is differentiated.
+    The two are each other's derivatives where the mean of all processes' losses is differentiated.
     """
 
     @staticmethod
-    def forward(ctx: Any, bucket: Bucket, *shards: Any) -> Any:
-        """Return the whole parameters."""
-        ctx.bucket = bucket
+    def forward(ctx: Any, bucket: Bucket, is_gathering: bool, *tensors: Any) -> Any:
+        """Return the whole parameters, or this process's shards."""
+        ctx.bucket, ctx.is_gathering = bucket, is_gathering
         ctx.set_materialize_grads(False)
-        return tuple(bucket.gather(shards))
+        return tuple(bucket.gather(tensors) if is_gathering else bucket.scatter(tensors))
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        """Return the shards of the mean gradient."""
-        return None, *apply(Scattered, ctx.bucket, *gradients)
-
-
-class Scattered(Function):
-    """Shards of the mean of all processes' gradients."""
-
-    @staticmethod
-    def forward(ctx: Any, bucket: Bucket, *gradients: Any) -> Any:
-        """Return this process's shards."""
-        ctx.bucket = bucket
-        ctx.set_materialize_grads(False)
-        return tuple(bucket.scatter(gradients))
-
-    @staticmethod
-    def backward(ctx: Any, *shards: Any) -> Any:
-        """Return the wholes of what the shards are parts of."""
-        return None, *apply(Gathered, ctx.bucket, *shards)
+        """Return the gradients, moved the other way."""
+        return None, None, *apply(Moved, ctx.bucket, not ctx.is_gathering, *gradients)
