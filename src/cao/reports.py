@@ -1,7 +1,7 @@
 """What an optimizer did, what it cost and what it advises, as a short table."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from torch import dtype, float64
@@ -73,25 +73,19 @@ def gradients_per_step(rules: Rules) -> float:
 
 
 def strains(rules: Rules) -> tuple[float, float, float]:
-    """Return rate · λ₁ of a plain step, the largest rate · λ of the step that is taken, and the edge of stability.
-
-    A fixed sketch is stable if and only if rate · base · H ≺ edge + 2B/η: the strain of a captured direction is scaled
-    so that it, too, is to be compared with the edge.
-    """
-    progress, pace, eta = rules.progress, rules.pace, rules.eta()
-    edge, rate = replace(pace, spread=0.0).edge, pace.rate * rules.preconditioner().base
-    is_clipped = rules.settings["negative_curvature"] == "clip"
+    """Return rate · λ₁ of a plain step, the largest rate · λ of the step that is taken, and the edge of stability."""
+    progress = rules.progress
     assert progress.sketch is not None
-    values = [max(value, 0.0) if is_clipped else abs(value) for value in progress.sketch.values]
-    inside = rate * values[0] * edge / (edge + 2 * values[0] / eta) if progress.captured else 0.0
+    values = rules.curvatures(progress.sketch.values)
     # Eigenvalues come in order: the first that is not in use is no larger than the last one that is known.
     outside = values[min(progress.captured, len(values) - 1)]
     if isinstance(rules.damping, AtTheEdge):
         outside = min(outside, progress.damping or 0.0)
     if progress.captured == progress.sketch.params.size:
         outside = 0.0
-    unscaled = rate if rules.settings["scaling"] == "inverse-damping" else pace.rate
-    return unscaled * values[0], max(inside, rate * outside), edge
+    is_scaled = rules.settings["scaling"] == "inverse-damping"
+    unscaled = rules.pace.rate * (rules.preconditioner().base if is_scaled else 1.0)
+    return unscaled * values[0], max(rules.strains(values, outside)), rules.edge
 
 
 def advice_without_sketch(rules: Rules) -> Iterator[str]:

@@ -70,14 +70,31 @@ class Rules:
         brake = self.damping.brake(eta, self.pace)
         return Preconditioner(vectors, whole.gains * brake, whole.base * brake)
 
+    @property
+    def edge(self) -> float:
+        """The edge of stability, were every batch's curvature the same."""
+        return replace(self.pace, spread=0.0).edge
+
+    def strains(self, curvatures: Sequence[float], outside: float) -> tuple[float, float]:
+        """Return rate · λ of the sharpest captured direction and of one outside the sketch, to be held against the edge.
+
+        A fixed sketch is stable if and only if rate · base · H ≺ edge + 2B/η: the strain of a captured direction is
+        scaled so that it, too, is to be compared with the edge.
+        """
+        rate, edge = self.pace.rate * self.preconditioner().base, self.edge
+        sharpest = curvatures[0] if self.progress.captured else 0.0
+        return rate * sharpest * edge / (edge + 2 * sharpest / self.eta()), rate * outside
+
+    def curvatures(self, values: Sequence[float]) -> list[float]:
+        """Return what the preconditioner makes of eigenvalues, before damping."""
+        is_clipped = self.settings["negative_curvature"] == "clip"
+        return [max(value, 0.0) if is_clipped else abs(value) for value in values]
+
     def check_edge(self, values: Tensor, captured: int, size: int) -> None:
         """Warn where the rate is beyond the edge of stability, of a captured direction or of the next ones."""
-        curvatures = values.clamp_min(0) if self.settings["negative_curvature"] == "clip" else values.abs()
-        # A fixed sketch is stable if and only if rate·base·H ≺ edge + 2B/η.
-        rate, edge = self.pace.rate * self.preconditioner().base, replace(self.pace, spread=0.0).edge
-        sharpest = curvatures[0] if captured else 0.0
-        inside = float(rate * sharpest * edge / (edge + 2 * sharpest / self.eta()))
-        outside = 0.0 if captured == size else float(rate * curvatures[min(captured, len(curvatures) - 1)])
+        curvatures, edge = self.curvatures(values.tolist()), self.edge
+        next_one = 0.0 if captured == size else curvatures[min(captured, len(curvatures) - 1)]
+        inside, outside = self.strains(curvatures, next_one)
         if max(inside, outside) > edge:
             where = "a captured direction" if inside > edge else "directions just outside the sketch"
             message = advice.beyond_the_edge(max(inside, outside), edge, where)
