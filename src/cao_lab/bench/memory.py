@@ -25,12 +25,14 @@ TARGETS: dict[MemoryCase, float | None] = {
     "parts": 1.10,
     "hessian": None,
     "gauss-newton-after-forward": None,
+    "default-rules": 1.10,
 }
 NOTES: dict[MemoryCase, str] = {
-    "gauss-newton": "refresh before the training forward",
-    "parts": "Hessian over {parts} parts of {part}, refresh before the training forward",
-    "hessian": "the one-liner refresh_if_due(loss), Hessian of the whole batch; the paper: 2.39",
-    "gauss-newton-after-forward": "refresh while the training forward's graph is alive",
+    "gauss-newton": "k = 1; refresh before the training forward",
+    "parts": "k = 1; Hessian over {parts} parts of {part}, refresh before the training forward",
+    "hessian": "k = 1; the one-liner refresh_if_due(loss), Hessian of the whole batch; the paper: 2.39",
+    "gauss-newton-after-forward": "k = 1; refresh while the training forward's graph is alive",
+    "default-rules": "CAO(params, lr), Gauss-Newton before the training forward, nothing sharp enough to be captured",
 }
 
 
@@ -62,7 +64,7 @@ def memory_row(peaks: dict[MemoryCase, list[int]], case: MemoryCase, sizes: Size
     ratios = estimate([above / below for above, below in zip(net, sgd, strict=True)])
     how = NOTES[case].format(parts=sizes.parts, part=sizes.batch // sizes.parts)
     note = (
-        f"width {width}, batch {sizes.batch}, k = 1; {how}; "
+        f"width {width}, batch {sizes.batch}; {how}; "
         f"{estimate(net).value / MIB:.0f} MiB against {estimate(sgd).value / MIB:.0f} MiB"
     )
     return ratios.row(f"memory_over_sgd_{case.replace('-', '_')}{suffix}", note, target=TARGETS[case])

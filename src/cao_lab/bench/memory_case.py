@@ -10,7 +10,9 @@ from cao import CAO
 from cao_lab.bench.task import LR, Curvature, Task, device, random_task
 from cao_lab.runs.meter import peak_resident_bytes
 
-MemoryCase: TypeAlias = Literal["bare", "sgd", "gauss-newton", "parts", "hessian", "gauss-newton-after-forward"]
+MemoryCase: TypeAlias = Literal[
+    "bare", "sgd", "gauss-newton", "parts", "hessian", "gauss-newton-after-forward", "default-rules"
+]
 
 STEPS = 2
 """The second step has what the first left behind: buffers, and the sketch it starts from."""
@@ -42,13 +44,15 @@ def train(case: MemoryCase, task: Task) -> None:
     if case == "sgd":
         train_sgd(task)
     elif case == "gauss-newton":
-        train_cao(task, "gauss-newton", is_before_forward=True)
+        train_cao(rank_one(task), task, "gauss-newton", is_before_forward=True)
     elif case == "parts":
-        train_cao(task, "parts", is_before_forward=True)
+        train_cao(rank_one(task), task, "parts", is_before_forward=True)
     elif case == "hessian":
-        train_cao(task, "hessian", is_before_forward=False)
+        train_cao(rank_one(task), task, "hessian", is_before_forward=False)
     elif case == "gauss-newton-after-forward":
-        train_cao(task, "gauss-newton", is_before_forward=False)
+        train_cao(rank_one(task), task, "gauss-newton", is_before_forward=False)
+    elif case == "default-rules":
+        train_cao(CAO(task.params, LR), task, "gauss-newton", is_before_forward=True)
 
 
 def train_sgd(task: Task) -> None:
@@ -59,9 +63,13 @@ def train_sgd(task: Task) -> None:
         optimizer.step()
 
 
-def train_cao(task: Task, curvature: Curvature, *, is_before_forward: bool) -> None:
+def rank_one(task: Task) -> CAO:
+    """Return the smallest CAO that has a sketch."""
+    return CAO.paper(task.params, LR, rank=1, refresh_every=1, power_iterations=1)
+
+
+def train_cao(optimizer: CAO, task: Task, curvature: Curvature, *, is_before_forward: bool) -> None:
     """Take CAO steps with a refresh in each, before the training forward or between forward and backward."""
-    optimizer = CAO.paper(task.params, LR, rank=1, refresh_every=1, power_iterations=1)
     for _ in range(STEPS):
         optimizer.zero_grad()
         if is_before_forward:

@@ -6,6 +6,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from cao_lab.bench.accuracy import accuracy_rows
+from cao_lab.bench.defaults import default_rows
 from cao_lab.bench.epoch import epoch_rows, wide_epoch_rows
 from cao_lab.bench.memory import memory_rows, wide_memory_rows
 from cao_lab.bench.race import race_rows
@@ -25,6 +26,7 @@ SECTIONS: dict[str, Callable[[Sizes], Rows]] = {
     "step": step_rows,
     "epoch": epoch_rows,
     "epoch, wide": wide_epoch_rows,
+    "default rules": default_rows,
     "warm start": warm_start_rows,
     "race": race_rows,
     "accuracy": accuracy_rows,

@@ -12,7 +12,7 @@ from cao_lab.reporting.analysis import usual_prices
 
 TOY = Sizes(
     width=2, wide=None, batch=8, parts=2, step_width=0, small_tensors=10,
-    step_rounds=1, refresh_rounds=1, optimizer_rounds=2, memory_rounds=1,
+    step_rounds=1, refresh_rounds=1, optimizer_rounds=2, memory_rounds=1, default_steps=20, default_batch=4,
     burn_in=1, training_steps=2, fresh_batches=1, race_rounds=1, solver_products=30,
     scaling_rounds=1, parameters=(100, 1000, 10_000), ranks=(1, 2), rank_parameters=2000,
     solver_width=8, solver_points=50, solver_iterations=2,
@@ -31,7 +31,7 @@ def out(tmp_path_factory):
     folder = tmp_path_factory.mktemp("bench")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("cao_lab.bench.memory.peak_bytes", lambda case, *_: {"bare": 10, "sgd": 30}.get(case, 50))
-        for module in ("task", "trained", "step"):
+        for module in ("task", "trained", "step", "defaults"):
             patch.setattr(f"cao_lab.bench.{module}.seeded_resnet", small_network)
         run.measure(TOY, folder, "toy")
     return folder
@@ -58,7 +58,10 @@ def test_every_row_has_value_target_spread_unit_note_and_samples(rows):
         ("memory_over_sgd_gauss_newton", 1.10),
         ("memory_over_sgd_parts", 1.10),
         ("memory_over_sgd_hessian", None),
+        ("memory_over_sgd_default_rules", 1.10),
         ("step_over_sgd_k1", 2.7),
+        ("default_rules_time_over_sgd_first", None),
+        ("default_rules_time_over_sgd_later", 1.05),
         ("lbfgs_own_share_of_iteration", 0.15),
         ("products_warm_hessian_lanczos", 4),
         ("products_cold_hessian_lanczos", None),
@@ -92,6 +95,13 @@ def test_exact_paths_agree_with_scipy(rows):
 
 def test_memory_is_taken_without_the_bare_interpreter(rows):
     assert rows["memory_over_sgd_hessian"]["value"] == 2.0  # (50 − 10) / (30 − 10)
+
+
+def test_the_first_sketch_of_the_default_rules_is_in_the_first_stretch(rows):
+    first, later = (rows[f"default_rules_time_over_sgd_{stage}"]["note"] for stage in ("first", "later"))
+    assert "steps 1 to 20: " in first
+    assert "steps 21 to 40: " in later
+    assert " 0 refreshes" not in first
 
 
 def test_table_and_figure_stand_beside_the_rows(out, rows):

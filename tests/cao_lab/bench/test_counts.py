@@ -9,6 +9,7 @@ from torch import nn
 from cao import CAO, Eigenpairs, Lanczos
 from cao_lab.bench.accuracy import largest_angle, relative_distances
 from cao_lab.bench.allocation import AllocationMeter
+from cao_lab.bench.defaults import ratio_of_sums
 from cao_lab.bench.epoch import epoch_row, growth_row, products_of_refresh
 from cao_lab.bench.memory import peak_bytes
 from cao_lab.bench.memory_case import train
@@ -54,6 +55,10 @@ def test_cases_take_turns_and_the_first_round_is_not_timed():
 
 def test_ratios_are_taken_within_a_round():
     assert ratio({"a": [2.0, 20.0, 3.0], "b": [1.0, 10.0, 1.0]}, "a", "b").value == 2.0
+
+
+def test_a_refresh_counts_in_a_stretch_although_it_falls_into_one_chunk():
+    assert ratio_of_sums({"cao": [1.0, 1.0, 4.0], "sgd": [1.0, 1.0, 1.0]}) == Estimate(2.0, 1.5, 3)
 
 
 def test_an_epoch_is_its_steps_and_its_share_of_a_refresh():

@@ -1,0 +1,77 @@
+"""The price of CAO's default rules: its first training steps, first sketch included, and the next ones, over SGD's."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from cao import CAO
+from cao_lab.bench.rows import Estimate, Row, Rows
+from cao_lab.bench.sizes import Sizes
+from cao_lab.bench.task import Task, device, seeded_resnet
+from cao_lab.bench.timing import Action, Case, Times, interleaved, ratio
+from cao_lab.bench.trained import LR, MOMENTUM, endless_batches, images
+from cao_lab.tasks.data import Batch
+
+TARGETS = {"first": None, "later": 1.05}
+CHUNK = 20
+"""Steps that one optimizer takes before it is the other's turn."""
+
+
+def default_rows(sizes: Sizes) -> Rows:
+    """Train with both optimizers side by side, on the same batches, and time two stretches of equal length."""
+    _, dataset = images()
+    model = seeded_resnet(sizes.width, dataset.classes or 10).to(device())
+    models = {"sgd": model, "cao": deepcopy(model)}
+    sgd = torch.optim.SGD(models["sgd"].parameters(), LR, MOMENTUM)
+    cao = CAO(models["cao"].parameters(), LR, momentum=MOMENTUM)
+    cases = {
+        name: training(models[name], optimizer, endless_batches(dataset, sizes.default_batch))
+        for name, optimizer in (("sgd", sgd), ("cao", cao))
+    }
+    # What torch does once per process is nobody's price.
+    Task(deepcopy(model), *next(endless_batches(dataset, sizes.default_batch)), parts=1).loss().backward()
+    return [default_row(stage, cases, cao, sizes) for stage in TARGETS]
+
+
+def default_row(stage: str, cases: Mapping[str, Case], cao: CAO, sizes: Sizes) -> Row:
+    """Time the next steps of both; what was spent on curvature is in the note."""
+    before = cao.counters
+    times = interleaved(cases, sizes.default_steps // CHUNK, untimed=0)
+    now = cao.counters
+    note = (
+        f"CAO(params, {LR}, momentum={MOMENTUM}) with refresh_if_due(loss), width {sizes.width}, "
+        f"batch {sizes.default_batch}, steps {before.steps + 1} to {now.steps}: "
+        f"{now.refreshes - before.refreshes} refreshes, {now.looks - before.looks} looks, "
+        f"{now.hessian_products - before.hessian_products} products; {cao.captured} directions captured at the end"
+    )
+    return ratio_of_sums(times).row(f"default_rules_time_over_sgd_{stage}", note, target=TARGETS[stage])
+
+
+def ratio_of_sums(times: Times) -> Estimate:
+    """Estimate the ratio of whole times, because a refresh falls into one chunk; the spread is that of the chunks."""
+    chunks = ratio(times, "cao", "sgd")
+    return Estimate(sum(times["cao"]) / sum(times["sgd"]), chunks.spread, chunks.samples)
+
+
+def training(model: nn.Module, optimizer: Optimizer, supply: Iterator[Batch]) -> Case:
+    """Return the next chunk of training, its batches made off the clock."""
+
+    def prepared() -> Action:
+        batches = [next(supply) for _ in range(CHUNK)]
+        return lambda: take_steps(model, optimizer, batches)
+
+    return prepared
+
+
+def take_steps(model: nn.Module, optimizer: Optimizer, batches: Sequence[Batch]) -> None:
+    """Take one training step per batch, as the loop of the README does: the layout is torch's default for both."""
+    for inputs, targets in batches:
+        loss = Task(model, inputs, targets, parts=1).loss()
+        optimizer.zero_grad()
+        if isinstance(optimizer, CAO):
+            optimizer.refresh_if_due(loss)
+        loss.backward()
+        optimizer.step()
