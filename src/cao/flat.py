@@ -15,6 +15,20 @@ from cao.shards import SpreadRows, is_spread, local, placed, widest_mesh
 SMALL = 1 << 14
 
 
+def rows_of(params: Sequence[Tensor]) -> Rows:
+    """Return the rows of columns over the parameters."""
+    mesh = widest_mesh(params)
+    return Rows() if mesh is None else SpreadRows(params, mesh)
+
+
+def storage_order(params: Iterable[Tensor]) -> list[Tensor]:
+    """Return the parameters with the small ones last, so that they are neighbours and move in few calls.
+
+    Last, because the sizes of large ones are mostly round, and their shares of a vector stay aligned in memory.
+    """
+    return sorted(params, key=lambda param: param.numel() <= SMALL)
+
+
 class FlatParams:
     """Parameters in one order, seen as one vector of the length of them all.
 
@@ -35,11 +49,8 @@ class FlatParams:
 
     @classmethod
     def in_storage_order(cls, params: Iterable[Tensor]) -> "FlatParams":
-        """Return the parameters with the small ones last, so that they are neighbours and move in few calls.
-
-        Last, because the sizes of large ones are mostly round, and their shares of a vector stay aligned in memory.
-        """
-        return cls(sorted(params, key=lambda param: param.numel() <= SMALL))
+        """Return the parameters in the order of the sketch."""
+        return cls(storage_order(params))
 
     @property
     def dtype(self) -> torch.dtype:
@@ -54,7 +65,7 @@ class FlatParams:
     @cached_property
     def rows(self) -> Rows:
         """The rows of columns over the parameters."""
-        return Rows() if self._mesh is None else SpreadRows(self.params, self._mesh)
+        return rows_of(self.params)
 
     def check_group(self, group: dist.ProcessGroup | None) -> None:
         """Refuse to average over processes that hold different shards."""

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from cao import advice
 from cao.eigensolvers import Solver, SolverName
-from cao.flat import FlatParams
+from cao.flat import FlatParams, rows_of
 from cao.linalg import Eigenpairs, over
 from cao.metric import AdamMetric
 from cao.operators import Scaled
@@ -245,7 +245,7 @@ class CAO(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        with over(FlatParams(self._parameters()).rows):
+        with over(rows_of(self._parameters())):
             self._step()
         return loss
 
@@ -260,16 +260,15 @@ class CAO(Optimizer):
         if settings["skip_non_finite"] and not has_finite_gradients(self._parameters()):
             progress.non_finite_steps += 1
             return
-        preconditioner = rules.preconditioner(caution)
-        base = 1.0 if is_warming_up else preconditioner.base
-        gains = (preconditioner.gains / preconditioner.base).tolist()
+        factors = rules.factors(caution)
+        base = 1.0 if is_warming_up else factors.base
         metric = settings["metric"]
         if metric is not None:
             metric.update(self.param_groups, self.state)
         is_first_order = is_warming_up or not progress.captured or settings["rank"] == 0
         sketch = None if is_first_order else progress.sketch
         stretches = list(stretches_of(self.param_groups, sketch, self.state))
-        is_finite = take_step(stretches, base, gains, settings["max_update_norm"])
+        is_finite = take_step(stretches, base, factors.gains, settings["max_update_norm"])
         if metric is not None:
             metric.move(self.param_groups, self.state, base)
         if is_finite is not None:

@@ -84,7 +84,7 @@ def strains(rules: Rules) -> tuple[float, float, float]:
     if progress.captured == progress.sketch.params.size:
         outside = 0.0
     is_scaled = rules.settings["scaling"] == "inverse-damping"
-    unscaled = rules.pace.rate * (rules.preconditioner().base if is_scaled else 1.0)
+    unscaled = rules.pace.rate * (rules.factors().base if is_scaled else 1.0)
     return unscaled * values[0], max(rules.strains(values, outside)), rules.edge
 
 

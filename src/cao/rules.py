@@ -1,8 +1,10 @@
 """What an optimizer's settings and progress amount to at this moment: policies, damping, preconditioner."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from functools import lru_cache
+from numbers import Real
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -11,8 +13,10 @@ from cao import advice
 from cao.policies.damping import DAMPINGS, Damping, Fixed, Pace
 from cao.policies.rank import RANKS, Exactly, Rank
 from cao.policies.refresh import REFRESHES, Every, Refresh
-from cao.preconditioner import Preconditioner
+from cao.preconditioner import NegativeCurvature, Preconditioner, Scaling
 from cao.sketch import Progress
+
+Policy = TypeVar("Policy")
 
 
 class Policies(NamedTuple):
@@ -25,14 +29,38 @@ class Policies(NamedTuple):
 
 def policies_of(settings: Mapping[str, Any]) -> Policies:
     """Return the policies that the settings are, or that their words and numbers stand for."""
-    damping, rank, refresh = settings["damping"], settings["rank"], settings["refresh_every"]
-    if not isinstance(damping, Damping):
-        damping = DAMPINGS[damping] if isinstance(damping, str) else Fixed(float(damping))
-    if not isinstance(rank, Rank):
-        rank = RANKS[rank] if isinstance(rank, str) else Exactly(int(rank))
-    if not isinstance(refresh, Refresh):
-        refresh = REFRESHES[refresh] if isinstance(refresh, str) else Every(int(refresh))
-    return Policies(damping, rank, refresh)
+    return Policies(
+        policy_of(settings["damping"], DAMPINGS, lambda number: Fixed(float(number))),
+        policy_of(settings["rank"], RANKS, lambda number: Exactly(int(number))),
+        policy_of(settings["refresh_every"], REFRESHES, lambda number: Every(int(number))),
+    )
+
+
+def policy_of(setting: Any, words: Mapping[str, Policy], from_number: Callable[[Any], Policy]) -> Policy:
+    """Return the policy that a setting is, or that its word or number stands for."""
+    if isinstance(setting, str):
+        return words[setting]
+    # Not asked whether it is a policy: that takes longer than a small model's step, and was checked at the border.
+    return from_number(setting) if isinstance(setting, Real | Tensor) else setting
+
+
+class Factors(NamedTuple):
+    """P = base · (I + V diag(gains) Vᵀ), without its vectors."""
+
+    base: float
+    gains: Sequence[float]
+
+
+# Most steps have the factors of the step before.
+@lru_cache(maxsize=16)
+def factors_of(
+    values: tuple[float, ...], damping: float, brake: float, negative_curvature: NegativeCurvature, scaling: Scaling
+) -> Factors:
+    """Return the factors of a preconditioner that is made shorter by a brake."""
+    eigenvalues, nowhere = torch.tensor(values, dtype=torch.float64), torch.zeros(0, len(values))
+    whole = Preconditioner.of(eigenvalues, nowhere, damping, negative_curvature=negative_curvature, scaling=scaling)
+    base = whole.base * brake
+    return Factors(base, (whole.gains * brake / base).tolist())
 
 
 class Rules:
@@ -59,16 +87,13 @@ class Rules:
         measured = None if self.settings["rank"] == 0 else self.progress.damping
         return self.damping.at_step(measured, self.pace, caution)
 
-    def preconditioner(self, caution: float = 0.0) -> Preconditioner:
-        """Return P, made shorter where the damping asks for that."""
+    def factors(self, caution: float = 0.0) -> Factors:
+        """Return the factors of P, made shorter where the damping asks for that."""
         sketch, eta = self.progress.sketch, self.eta(caution)
         used = 0 if self.settings["rank"] == 0 else self.progress.captured
-        values = torch.tensor(sketch.values[:used] if sketch else [], dtype=torch.float64)
-        vectors = sketch.rows[:used].T if sketch else torch.zeros(0, 0)
-        signs, scaling = self.settings["negative_curvature"], self.settings["scaling"]
-        whole = Preconditioner.of(values, vectors, eta, negative_curvature=signs, scaling=scaling)
+        values = tuple(sketch.values[:used]) if sketch else ()
         brake = self.damping.brake(eta, self.pace)
-        return Preconditioner(vectors, whole.gains * brake, whole.base * brake)
+        return factors_of(values, eta, brake, self.settings["negative_curvature"], self.settings["scaling"])
 
     @property
     def edge(self) -> float:
@@ -76,12 +101,12 @@ class Rules:
         return replace(self.pace, spread=0.0).edge
 
     def strains(self, curvatures: Sequence[float], outside: float) -> tuple[float, float]:
-        """Return rate · λ of the sharpest captured direction and of one outside the sketch, to be held against the edge.
+        """Return rate · λ of the sharpest captured direction and of one outside the sketch, to hold against the edge.
 
         A fixed sketch is stable if and only if rate · base · H ≺ edge + 2B/η: the strain of a captured direction is
         scaled so that it, too, is to be compared with the edge.
         """
-        rate, edge = self.pace.rate * self.preconditioner().base, self.edge
+        rate, edge = self.pace.rate * self.factors().base, self.edge
         sharpest = curvatures[0] if self.progress.captured else 0.0
         return rate * sharpest * edge / (edge + 2 * sharpest / self.eta()), rate * outside
 

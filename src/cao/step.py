@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
 from cao import flat
-from cao.flat import FlatParams
+from cao.flat import storage_order
 from cao.linalg import ROWS, total
 from cao.shards import local
 from cao.sketch import Sketch
@@ -71,7 +72,8 @@ class Stretch:
             else:
                 total.addcmul_(row, weight, value=scale / self.root)
         if not is_direct:
-            torch._foreach_add_(targets, FlatParams(self.params).split(total), alpha=factor)
+            parts = _unflatten_dense_tensors(total.to(target.dtype), targets)
+            torch._foreach_add_(targets, parts, alpha=factor)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -188,6 +190,8 @@ def stretches_of(groups: Sequence[Mapping[str, Any]], sketch: Sketch | None, sta
         is_still = lr == 0 and highest > 0
         rate = 1.0 if is_still or highest == 0 else math.sqrt(lr / highest)
         places = {} if is_still or sketch is None else sketch.places
+        if group["metric"] is not None and not places:
+            continue  # Adam moves what is outside the sketch.
         for run in neighbours(group["params"], places):
             own, gradients = [local(p) for p in run], [local(p.grad, p) for p in run]
             buffers = [local(buffer) for p in run if (buffer := averaged_gradient(state[p], p, group)) is not None]
@@ -225,14 +229,14 @@ def averaged_gradient(own: dict[str, Any], param: Tensor, group: Mapping[str, An
 def neighbours(params: Iterable[Tensor], places: Mapping[Tensor, int]) -> Iterator[list[Tensor]]:
     """Join small parameters of one dtype that are neighbours in the sketch, or all outside it, up to a stretch."""
     run: list[Tensor] = []
-    size, end = 0, None
-    for param in FlatParams.in_storage_order(p for p in params if p.grad is not None).params:
-        start, count, scale = places.get(param), local(param).numel(), ROWS.get().scale(param)
-        is_other = start != end or (bool(run) and (param.dtype, scale) != (run[-1].dtype, ROWS.get().scale(run[-1])))
-        if run and (is_other or count > flat.SMALL or size + count > STRETCH):
+    size, end, last_kind, rows = 0, None, None, ROWS.get()
+    for param in storage_order(p for p in params if p.grad is not None):
+        start, count, kind = places.get(param), local(param).numel(), (param.dtype, rows.scale(param))
+        if run and (start != end or kind != last_kind or count > flat.SMALL or size + count > STRETCH):
             yield run
             run, size = [], 0
         run.append(param)
+        last_kind = kind
         # A large parameter is no neighbour: its own size fills the stretch.
         size, end = size + (count if count <= flat.SMALL else STRETCH), None if start is None else start + count
     if run:
@@ -241,5 +245,4 @@ def neighbours(params: Iterable[Tensor], places: Mapping[Tensor, int]) -> Iterat
 
 def flattened(tensors: Sequence[Tensor]) -> Float[Tensor, " n"]:
     """Return the tensors as one vector, a view where that is possible."""
-    pieces = [tensor.reshape(-1) for tensor in tensors]
-    return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+    return tensors[0].reshape(-1) if len(tensors) == 1 else _flatten_dense_tensors(tensors)
