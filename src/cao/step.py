@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
+from torch._utils import _flatten_dense_tensors
 
 from cao import flat
 from cao.flat import storage_order
@@ -72,7 +72,9 @@ class Stretch:
             else:
                 total.addcmul_(row, weight, value=scale / self.root)
         if not is_direct:
-            parts = _unflatten_dense_tensors(total.to(target.dtype), targets)
+            pieces = total.to(target.dtype).split([each.numel() for each in targets])
+            # Most small parameters are vectors, and a view of a piece takes as long as the piece.
+            parts = [p if each.ndim == 1 else p.view(each.shape) for p, each in zip(pieces, targets, strict=True)]
             torch._foreach_add_(targets, parts, alpha=factor)
 
     @property
