@@ -30,6 +30,11 @@ class AdamMetric:
         if not self.eps > 0:
             raise ValueError(f"AdamMetric needs eps to be positive, got {self.eps!r}")
 
+    @property
+    def first_steps(self) -> int:
+        """Plain steps before the first sketch: at first, D is huge wherever the first batch has no gradient."""
+        return round(1 / (1 - self.beta1))
+
     def update(self, groups: Sequence[Group], state: State) -> None:
         """Take each gradient into the running means."""
         for group, param in moving(groups):

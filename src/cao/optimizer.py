@@ -26,7 +26,7 @@ from cao.saving import add_progress, check_saved, load_progress, translate_momen
 from cao.settings import check_one_sketch, check_parameters, check_settings, check_unsupported, is_numpy_number
 from cao.sketch import Counters, Progress, Sketch
 from cao.sketching import Group, Source, adopt, check_request, found_pairs, given_pairs, is_stale, shared_operator
-from cao.step import check_gradients, has_finite_gradients, stretches_of, take_step
+from cao.step import check_gradients, gradient_norm, has_finite_gradients, stretches_of, take_step
 from cao.trial import caution_after
 
 
@@ -256,6 +256,7 @@ class CAO(Optimizer):
         if is_moving and not is_warming_up:
             rules.check_freshness()
         check_gradients(self._parameters())
+        rules.refresh.heed(progress, lambda: gradient_norm(self._parameters()))
         caution = caution_after(self.param_groups, self.state, progress) if rules.damping.is_on_trial else 0.0
         if settings["skip_non_finite"] and not has_finite_gradients(self._parameters()):
             progress.non_finite_steps += 1

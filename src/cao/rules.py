@@ -69,8 +69,8 @@ class Rules:
     def __init__(self, groups: Sequence[Mapping[str, Any]], progress: Progress) -> None:
         self.groups, self.settings, self.progress = groups, groups[0], progress
         self.damping, self.rank, self.refresh = policies_of(self.settings)
-        # Adam's metric is known after one step.
-        self.first_steps = max(int(self.settings["warmup_steps"]), 0 if self.settings["metric"] is None else 1)
+        metric = self.settings["metric"]
+        self.first_steps = max(int(self.settings["warmup_steps"]), 0 if metric is None else metric.first_steps)
 
     @property
     def pace(self) -> Pace:
@@ -83,8 +83,10 @@ class Rules:
 
     def eta(self, caution: float = 0.0) -> float:
         """Return the damping η."""
-        # A rank that was set to 0 ends the sketch, and with it what was measured of the rest.
-        measured = None if self.settings["rank"] == 0 else self.progress.damping
+        # A rank that was set to 0 ends the sketch, and with it what was measured of the rest; so does noise, except
+        # where the damping is a measurement and nothing else.
+        is_over = self.settings["rank"] == 0 or (self.progress.is_noise and not self.damping.is_on_trial)
+        measured = None if is_over else self.progress.damping
         return self.damping.at_step(measured, self.pace, caution)
 
     def factors(self, caution: float = 0.0) -> Factors:

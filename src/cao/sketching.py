@@ -27,6 +27,8 @@ Group: TypeAlias = dist.ProcessGroup | Literal[False, "lost"] | None
 """Processes that share a curvature: a group, None for all, False for none; a pickle loses its group."""
 State: TypeAlias = Mapping[Tensor, dict[str, Any]]
 
+# A curvature that changes by so much from one batch to the next is that of one batch.
+FLEETING = -0.5
 # Beyond this relative asymmetry a "Hessian" is no Hessian; bfloat16 alone leaves about 0.01.
 ASYMMETRIC = 0.05
 
@@ -115,7 +117,7 @@ def adopt(pairs: Eigenpairs, operator: ParameterOperator | None, params: FlatPar
         progress.damping = measured
     progress.count(products)
     progress.refreshes += 1
-    progress.captured = captured
+    progress.captured, progress.is_noise = captured, False
     # The sharpest direction is watched, even if nothing is done about it.
     kept = max(captured, 1)
     residuals, rows = pairs.residuals[:kept].tolist(), pairs.vectors[:, :kept].T.contiguous()
@@ -145,7 +147,8 @@ def is_stale(operator: ParameterOperator, sketch: Sketch, rules: Rules, state: S
         drift, change, along = curvature_seen(operator, sketch, rules, last_step(operator, rules, state))
         sharpest = max(sketch.values[0] * (1 + change), along)
         is_needed = progress.captured == 0 and rules.rank.captured([sharpest], rules.damping.need(rules.pace)) > 0
-        return Look(drift, change, along > rules.pace.edge * rules.eta(), is_needed)
+        is_fleeting = rules.settings["metric"] is not None and change < FLEETING
+        return Look(drift, change, along > rules.pace.edge * rules.eta(), is_needed, is_fleeting)
 
     is_refresh_wanted = rules.refresh.wants_refresh(progress, look)
     progress.looked_at = progress.steps

@@ -89,6 +89,12 @@ def check_gradients(params: Sequence[Tensor]) -> None:
         raise ValueError("CAO needs dense gradients, got a sparse one; build the embedding with sparse=False")
 
 
+def gradient_norm(params: Sequence[Tensor]) -> float:
+    """Return the norm of the whole gradient, at the price of a host synchronisation; replicas have the same."""
+    parts = [local(p.grad, p).norm() * ROWS.get().scale(p) for p in params if p.grad is not None]
+    return float(ROWS.get().length(torch.stack(parts).norm())) if parts else 0.0
+
+
 def has_finite_gradients(params: Sequence[Tensor]) -> bool:
     """Whether every gradient is finite, at the price of a host synchronisation."""
     parts = [local(p.grad, p).isfinite().all() for p in params if p.grad is not None]

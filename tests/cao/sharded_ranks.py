@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.functional import cross_entropy
 
-from cao import CAO, Eigenpairs, GaussNewton
+from cao import CAO, AdamMetric, Eigenpairs, GaussNewton
 
 STEPS = 3
 PLAN = {"2": ColwiseParallel(), "4": RowwiseParallel()}
@@ -30,7 +30,13 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "momentum": {**FIXED, "momentum": 0.9, "weight_decay": 0.01},
     "nesterov": {**FIXED, "momentum": 0.9, "nesterov": True},
     "clipped": {**FIXED, "max_update_norm": 0.05, "skip_non_finite": True},
-    "adam": {**FIXED, "metric": "adam", "weight_decay": 0.01, "decoupled_weight_decay": True, "damping": "edge"},
+    "adam": {
+        **FIXED,
+        "metric": AdamMetric(beta1=0.3),
+        "weight_decay": 0.01,
+        "decoupled_weight_decay": True,
+        "damping": "edge",
+    },
     "auto damping": {"rank": 3, "refresh_every": 2, "damping": "auto", "eigensolver": "lanczos", "lr": 1.0},
     "all automatic": {"momentum": 0.9, "lr": 0.5},
     "rank 0": {"rank": 0, "momentum": 0.9, "scaling": "unit", "damping": 1.0},

@@ -4,7 +4,8 @@ import copy
 
 import pytest
 import torch
-from small_models import Quadratic, batch, flat_params, smooth_network, train
+from small_models import Quadratic, batch, descend, flat_params, loss_of, seeded, smooth_network, step_on, train
+from torch import nn
 from torch.optim import Adam, AdamW
 
 from cao import CAO, AdamMetric
@@ -68,25 +69,24 @@ def test_a_step_is_the_damped_newton_step_of_the_scaled_problem():
     problem = Quadratic((90.0, 40.0, 20.0, 10.0, 5.0, 2.0), sizes=(2, 4))
     lr, beta = 0.1, 0.9
     optimizer = CAO(problem.params, lr, rank=6, metric="adam", eigensolver="lanczos", power_iterations=5)
-    problem.loss().backward()
-    optimizer.step()
+    descend(problem, optimizer, 10)
     means = [torch.cat([optimizer.state[p][name] for p in problem.params]) for name in ("exp_avg", "exp_avg_sq")]
     start = problem.theta
     optimizer.zero_grad()
     loss = problem.loss()
     optimizer.refresh_if_due(loss)
-    metric = 1 / ((means[1] / (1 - 0.999)).sqrt() + 1e-8)
+    metric = 1 / ((means[1] / (1 - 0.999**10)).sqrt() + 1e-8)
     loss.backward()
     gradient = problem.gradient(start)
     optimizer.step()
     average = beta * means[0] + (1 - beta) * gradient
     square = 0.999 * means[1] + 0.001 * gradient.square()
-    new = 1 / ((square / (1 - 0.999**2)).sqrt() + 1e-8)
+    new = 1 / ((square / (1 - 0.999**11)).sqrt() + 1e-8)
     # The sketch is of the old metric, the step in the new one; the damping is 1/(lr(1 − β₁)).
     scaled = torch.diag(metric.sqrt()) @ problem.matrix @ torch.diag(metric.sqrt())
     factor = torch.linalg.inv(torch.eye(6).double() + lr * (1 - beta) * scaled)
     passed = new.rsqrt() * (factor @ (new.sqrt() * average))
-    torch.testing.assert_close(problem.theta, start - lr * new * passed / (1 - beta**2))
+    torch.testing.assert_close(problem.theta, start - lr * new * passed / (1 - beta**11))
 
 
 @pytest.mark.parametrize("lr", [0.1, 0.3])
@@ -143,6 +143,33 @@ def test_a_copy_and_a_state_dict_go_on_bit_for_bit():
 def test_settings_without_a_meaning_are_refused(settings, message):
     with pytest.raises(ValueError, match=message):
         CAO(Quadratic().params, 0.1, **{"metric": "adam", **settings})
+
+
+@pytest.mark.parametrize(("beta1", "first"), [(0.0, 1), (0.5, 2), (0.9, 10)])
+def test_the_first_sketch_waits_until_momentum_has_seen_enough_batches(beta1, first):
+    problem = Quadratic()
+    optimizer = CAO(problem.params, 1e-3, metric=AdamMetric(beta1))
+    descend(problem, optimizer, first)
+    assert optimizer.sketch is None
+    descend(problem, optimizer, 1)
+    assert optimizer.sketch is not None
+
+
+def test_curvature_that_only_its_own_batch_has_does_not_slow_adam_down():
+    """Units of a ReLU network that a batch does not switch on have no gradient, and Adam's metric is large there."""
+    draw = torch.Generator().manual_seed(0)
+    inputs = torch.randn(600, 32, generator=draw).sub(0.8).relu()
+    labels = (inputs @ torch.randn(32, 5, generator=draw)).argmax(1)
+    ends = []
+    for build in (Adam, lambda params, lr: CAO(params, lr, metric="adam")):
+        model = seeded(lambda: nn.Sequential(nn.Linear(32, 48), nn.ReLU(), nn.Linear(48, 5)), torch.float32)
+        optimizer, order = build(model.parameters(), 1e-3), torch.Generator().manual_seed(1)
+        for _ in range(150):
+            rows = torch.randint(600, (16,), generator=order)
+            step_on(loss_of(model, (inputs[rows], labels[rows])), optimizer)
+        ends.append(float(loss_of(model, (inputs, labels))))
+    assert optimizer.counters.refreshes > 0
+    assert ends[1] == pytest.approx(ends[0], rel=0.01)
 
 
 def test_bad_settings_of_the_metric_are_refused():

@@ -58,6 +58,9 @@ def test_policies_are_saved_as_plain_data_and_come_back():
 class Late:
     """A rule of a user's own: refresh at every third step."""
 
+    def heed(self, track: Track, gradient_norm: Callable[[], float]) -> None:
+        pass
+
     def is_due(self, track: Track) -> bool:
         return track.age >= 3
 

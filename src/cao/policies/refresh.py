@@ -1,5 +1,6 @@
 """When the sketch is renewed: rules as values, and what they have seen so far."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias, runtime_checkable
@@ -8,6 +9,8 @@ from typing import Literal, Protocol, TypeAlias, runtime_checkable
 PRICE = 4.0
 # What may be spent beyond a budget, in gradients: a few sketches, for the start and to find out what is noise.
 CREDIT = 200.0
+# Steps over which the gradient's norm is averaged.
+HORIZON = 10
 
 
 @dataclass
@@ -31,6 +34,12 @@ class Track:
     """How much the curvature of one batch differs from that of the next, as `Look.drift` measures it."""
     spread: float = 0.0
     """The relative variance of the curvature along a captured direction from batch to batch."""
+    is_noise: bool = False
+    """Whether the sketch has turned out to be that of one batch only, and is not used."""
+    gradient: float = 0.0
+    """The running mean of the gradient's norm; 0 before there is one."""
+    is_alarmed: bool = False
+    """Whether the last gradient was far larger than that."""
 
     @property
     def age(self) -> int:
@@ -55,11 +64,17 @@ class Look:
     """Whether the last step went, outside the sketch, along a curvature beyond the edge of stability."""
     is_needed: bool = False
     """Whether a direction that is only watched has become so sharp that it should be captured."""
+    is_fleeting: bool = False
+    """Whether another batch has less than half the curvature of the sketch, in a metric that makes up for the rest."""
 
 
 @runtime_checkable
 class Refresh(Protocol):
     """When the sketch is renewed."""
+
+    def heed(self, track: Track, gradient_norm: Callable[[], float]) -> None:
+        """Take note of a step's gradient; to ask for its norm waits for the device."""
+        ...
 
     def is_due(self, track: Track) -> bool:
         """Whether to look at the curvature now, which may end in a refresh."""
@@ -79,6 +94,9 @@ class Every:
     """A refresh at a fixed interval."""
 
     steps: int
+
+    def heed(self, track: Track, gradient_norm: Callable[[], float]) -> None:
+        """Take no note."""
 
     def is_due(self, track: Track) -> bool:
         """Whether the interval has passed."""
@@ -100,6 +118,12 @@ class OnDrift:
     One product with a random combination of the captured vectors shows how far they have turned. The first look comes
     one step after a refresh, when only the batch has changed, so it measures noise. Later looks are compared with it.
     Their intervals grow as long as they find nothing, or nothing but noise.
+
+    In Adam's metric, a sketch of whose curvature the next batch has less than half is dropped: it is made of parameters
+    that had hardly any gradient so far, where D is large, but only until they have one.
+
+    Where batches agree, a gradient that grows suddenly is a sign that steps have become unstable, and calls for a
+    refresh at once, within twice the budget. Its norm is then read at every step, which waits for the device.
     """
 
     bound: float = 0.5
@@ -112,18 +136,29 @@ class OnDrift:
     """How much curvature may cost, relative to the gradients; the first sketch is not counted."""
     exact_budget: float = 0.5
     """The same if batches agree on the curvature, as full ones do."""
+    alarm: float = 3.0
+    """How much larger than its running mean a gradient is that calls for a refresh at once, if batches agree."""
+
+    def heed(self, track: Track, gradient_norm: Callable[[], float]) -> None:
+        """Compare the gradient with its running mean, which it then becomes part of."""
+        if self._is_noisy(track) or not math.isfinite(norm := gradient_norm()):
+            return
+        mean = track.gradient or norm
+        track.is_alarmed = norm > self.alarm * mean
+        track.gradient = norm if track.is_alarmed else mean + (norm - mean) / HORIZON
 
     def is_due(self, track: Track) -> bool:
         """Whether it is time to look again and the budget allows it."""
-        share = self.budget if self._is_noisy(track) else self.exact_budget
+        is_alarmed = self._is_alarmed(track)
+        share = self.budget if self._is_noisy(track) else self.exact_budget * (2 if is_alarmed else 1)
         if track.later_products * PRICE > share * track.steps + CREDIT:
             return False
         wait = 1 if track.is_first_look else max(track.interval, self.shortest)
-        return track.steps - track.looked_at >= wait or track.age >= self.longest
+        return is_alarmed or track.steps - track.looked_at >= wait or track.age >= self.longest
 
     def wants_refresh(self, track: Track, look: Callable[[], Look]) -> bool:
-        """Whether the sketch has turned, or is too old."""
-        is_first, is_stale = track.is_first_look, track.age >= self.longest
+        """Whether the sketch has turned, is too old, or no longer keeps the steps stable."""
+        is_first, is_stale = track.is_first_look, track.age >= self.longest or self._is_alarmed(track)
         if not is_stale:
             seen = look()
             if is_first:
@@ -142,8 +177,12 @@ class OnDrift:
         """Whether batches disagree on the curvature, or it is not known yet."""
         return track.first_looks == 0 or track.noise > self.bound
 
+    def _is_alarmed(self, track: Track) -> bool:
+        """Whether the gradient has grown suddenly, which noise does not explain."""
+        return track.is_alarmed and not self._is_noisy(track)
+
     def _learn(self, track: Track, seen: Look) -> None:
-        """Learn from a first look what is noise.
+        """Learn from a first look what is noise, and drop a sketch that is.
 
         A large step changes the curvature too, so the smallest drift seen counts, and may rise only slowly. The first
         look of all, after the longest step, says nothing about the spread.
@@ -153,6 +192,9 @@ class OnDrift:
         squared = 0.0 if is_new else (track.spread + seen.change**2) / 2
         track.spread = min(squared, track.noise**2)
         track.first_looks += 1
+        track.is_noise = self._is_noisy(track) and seen.is_fleeting
+        if track.is_noise:
+            track.captured = 0
 
     def is_overdue(self, track: Track) -> bool:
         """Whether there was no look for twice the longest interval."""

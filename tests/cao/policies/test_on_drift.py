@@ -90,6 +90,44 @@ def test_noise_is_what_a_look_sees_after_one_step_and_may_only_rise_slowly():
         assert track.noise == pytest.approx(noise)
 
 
+def heeded(policy: OnDrift, track: Track, gradients: list[float]) -> list[bool]:
+    """Return after which of the gradients a look is due."""
+    due = []
+    for gradient in gradients:
+        policy.heed(track, lambda gradient=gradient: gradient)
+        due.append(policy.is_due(track))
+    return due
+
+
+def test_a_gradient_that_grows_suddenly_calls_for_a_refresh_within_twice_the_budget():
+    policy, gradients = OnDrift(exact_budget=0.5), [1.0, 1.1, 0.8, 2.5, 4.0, 4.0, 4.2]
+    for share, is_heard in ((0.4, True), (0.9, True), (1.1, False)):
+        products = round((share * 1_000 + CREDIT) / PRICE)
+        track = Track(1_000, 990, 999, interval=100, first_looks=1, noise=0.1, later_products=products)
+        assert heeded(policy, track, gradients) == [False] * 4 + [is_heard] + [False] * 2
+
+
+def test_where_batches_disagree_gradients_are_not_asked_for():
+    track = Track(steps=10, looked_at=9, interval=100, first_looks=1, noise=0.9)
+    OnDrift().heed(track, lambda: pytest.fail("the norm was asked for"))
+    assert not OnDrift().is_due(track)
+
+
+def test_a_gradient_that_is_not_finite_is_not_remembered():
+    track = Track(steps=10, looked_at=9, interval=100, first_looks=1, noise=0.1)
+    assert heeded(OnDrift(), track, [1.0, float("nan"), float("inf"), 1.0, 5.0]) == [False] * 4 + [True]
+
+
+def test_steps_that_become_unstable_between_looks_are_noticed_by_the_gradient():
+    problem = Quadratic((50.0, 1.0, 0.5, 0.3, 0.2, 0.1))
+    optimizer = CAO(problem.params, 0.1)
+    steps_with_refresh(problem, optimizer, 70)  # The next look would come 58 steps later.
+    _, vectors = torch.linalg.eigh(problem.matrix)
+    problem.matrix = problem.matrix + 60 * torch.outer(vectors[:, 2], vectors[:, 2])
+    assert steps_with_refresh(problem, optimizer, 15)
+    assert optimizer.captured == 2
+
+
 def test_a_run_that_was_saved_goes_on_bit_for_bit():
     def trained(model, optimizer, seeds):
         for seed in seeds:
