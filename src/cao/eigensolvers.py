@@ -61,8 +61,6 @@ class SubspaceIteration:
         basis = orthonormalize(
             start if overwrite_start else column_major(start), is_rough=not is_measured and self.iterations > 0
         )
-        # Two n × k blocks are alive at any time (but for the shift): no name may hold on to an old one.
-        del start
         shift = 0.0
         for iteration in range(self.iterations + 1):
             image = (operator @ basis).detach()
@@ -74,9 +72,9 @@ class SubspaceIteration:
                 if self.which == "algebraic":
                     shift = max(shift, -float(values.min()))
                     image = image + shift * basis
-            del basis
-            basis = orthonormalize(image, is_rough=not is_measured and iteration + 1 < self.iterations)
-        del image
+            # Into the start's own memory, which its caller holds anyway: two n × k blocks are alive, but for the shift.
+            basis.copy_(orthonormalize(image, is_rough=not is_measured and iteration + 1 < self.iterations))
+            del image
         return Eigenpairs(values, multiply_in_place(basis, rotation), residuals, (iteration + 1) * width)
 
 

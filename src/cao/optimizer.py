@@ -61,6 +61,9 @@ class CAO(Optimizer):
         tolerance: stop iterating once every relative residual ‖Hv − λv‖/|λ| is below this.
         warm_start: start a refresh from the last subspace, with a small share of fresh random directions, instead of
             from random vectors.
+        keep_sketch: hold on to the sketch until a refresh has found the next one, so that a failed refresh changes
+            nothing. False drops it before the first product, and saves k vectors at the peak of memory; after a refresh
+            that failed or raised, steps are first-order until one succeeds.
         eigensolver: "subspace" iteration (the paper's Algorithm 2), or block "lanczos", which converges in fewer
             products but stores power_iterations + 1 times as many vectors; or a solver such as `Lanczos(10)`. None
             chooses by the rank: "subspace" for a number, a short Lanczos run for "auto".
@@ -96,6 +99,7 @@ class CAO(Optimizer):
         power_iterations: int = 3,
         tolerance: float | None = None,
         warm_start: bool = True,
+        keep_sketch: bool = True,
         eigensolver: SolverName | Solver | None = None,
         negative_curvature: NegativeCurvature | None = None,
         scaling: Scaling | None = None,
@@ -124,6 +128,7 @@ class CAO(Optimizer):
             "power_iterations": power_iterations,
             "tolerance": tolerance,
             "warm_start": warm_start,
+            "keep_sketch": keep_sketch,
             "eigensolver": eigensolver,
             "negative_curvature": negative_curvature,
             "scaling": scaling,
@@ -303,6 +308,7 @@ class CAO(Optimizer):
             group.setdefault("nesterov", False)
             group.setdefault("skip_non_finite", False)
             group.setdefault("metric", None)
+            group.setdefault("keep_sketch", True)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "CAO":
         """Return a copy in this process, where the process group is what it was."""

@@ -92,12 +92,13 @@ def advice_without_sketch(rules: Rules) -> Iterator[str]:
     """Say why there is no sketch, and what to do."""
     if rules.settings["rank"] == 0:
         yield "rank is 0: these are first-order steps"
-    elif rules.progress.failed_refreshes:
-        yield f"all {rules.progress.failed_refreshes} refreshes were non-finite: is the loss finite, its scale right?"
+    elif failed := rules.progress.failed_refreshes:
+        which = f"{failed} of" if rules.progress.refreshes else "all"
+        yield f"{which} {rules.progress.attempts} refreshes were non-finite: is the loss finite, its scale right?"
     elif rules.progress.steps < rules.first_steps:
         yield f"the first refresh is due after step {rules.first_steps}"
     else:
-        yield "no refresh so far: call optimizer.refresh_if_due(loss) before loss.backward(), in every iteration"
+        yield "no sketch: call optimizer.refresh_if_due(loss) before loss.backward(), in every iteration"
 
 
 def advice_on_sketch(rules: Rules) -> Iterator[str]:

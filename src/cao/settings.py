@@ -19,9 +19,9 @@ from cao.shards import is_spread
 
 # What the groups of one optimizer share, because there is one sketch over all of them.
 SKETCH_SETTINGS = (
-    "rank", "refresh_every", "damping", "power_iterations", "tolerance", "warm_start", "eigensolver",
-    "negative_curvature", "scaling", "max_update_norm", "warmup_steps", "maximize", "seed", "skip_non_finite",
-    "nesterov", "metric",
+    "rank", "refresh_every", "damping", "power_iterations", "tolerance", "warm_start", "keep_sketch",
+    "eigensolver", "negative_curvature", "scaling", "max_update_norm", "warmup_steps", "maximize", "seed",
+    "skip_non_finite", "nesterov", "metric",
 )  # fmt: skip
 
 
@@ -40,6 +40,7 @@ def check_settings(settings: dict[str, Any]) -> None:
         ),
         ("damping", is_policy(damping, Damping, DAMPINGS) or is_positive(damping), f"positive, {words(DAMPINGS)}"),
         ("power_iterations", is_whole(settings["power_iterations"]), "a nonnegative whole number"),
+        ("keep_sketch", isinstance(settings["keep_sketch"], bool), "True or False"),
         ("tolerance", tolerance is None or is_positive(tolerance), "positive or None"),
         ("max_update_norm", limit is None or is_positive(limit), "positive or None"),
         ("metric", metric is None or isinstance(metric, AdamMetric), 'None, "adam" or an AdamMetric'),

@@ -126,6 +126,10 @@ class Progress(Track):
         """The counts that are public."""
         return Counters(**{name: int(getattr(self, name)) for name in Counters._fields})
 
+    def drop_sketch(self) -> None:
+        """Go back to first-order steps, with nothing known of the curvature."""
+        self.sketch, self.captured, self.damping = None, 0, None
+
     def count(self, products: int) -> None:
         """Count products with the curvature."""
         self.hessian_products += products

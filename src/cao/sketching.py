@@ -68,17 +68,18 @@ def found_pairs(operator: ParameterOperator, rules: Rules) -> Eigenpairs:
         solve = rules.rank.solver(columns, rules.damping.need(rules.pace), iterations, tolerance)
     else:
         solve = eigensolver_for(settings["eigensolver"], iterations, tolerance)
-    # Start columns depend on the seed and the number of the refresh. No name holds on to them: the solver overwrites
-    # them, and may drop them.
+    # Start columns depend on the seed and the number of the refresh.
     generator = generator_for(storage.device, int(settings["seed"]), progress.attempts)
     if settings["warm_start"] and progress.sketch is not None:
-        start = [progress.sketch.start(storage, columns, generator)]
+        start = progress.sketch.start(storage, columns, generator)
     else:
-        start = [random_columns(storage.size, columns, generator, storage.dtype)]
+        start = random_columns(storage.size, columns, generator, storage.dtype)
+    if not settings["keep_sketch"]:
+        progress.drop_sketch()
     if progress.attempts:
-        return solve(operator, start.pop(), overwrite_start=True)
+        return solve(operator, start, overwrite_start=True)
     probe = SymmetryProbe(operator)
-    pairs = solve(probe, start.pop(), overwrite_start=True)
+    pairs = solve(probe, start, overwrite_start=True)
     if (asymmetry := probe.asymmetry) > ASYMMETRIC:
         advice.warn_once("asymmetry", advice.asymmetric(asymmetry), progress.has_warned)
     return pairs

@@ -23,6 +23,7 @@ def params(*sizes: int) -> list[Tensor]:
         ({"rank": 4}, r"rank must not exceed the number of parameters, got rank 4 for 3 parameters"),
         ({"refresh_every": 0}, r'refresh_every must be at least 1, or "auto", got 0'),
         ({"power_iterations": -1}, r"power_iterations must be a nonnegative whole number, got -1"),
+        ({"keep_sketch": None}, r"keep_sketch must be True or False, got None"),
         ({"tolerance": 0.0}, r"tolerance must be positive or None, got 0.0"),
         ({"max_update_norm": 0.0}, r"max_update_norm must be positive or None, got 0.0"),
         ({"momentum": 1.0}, r"momentum must be at least 0 and below 1, got 1.0"),
@@ -57,7 +58,9 @@ def test_automatic_damping_refuses_settings_that_leave_it_without_meaning(settin
         CAO(params(), 1.0, damping="auto", **settings)
 
 
-@pytest.mark.parametrize("setting", [{"rank": 2}, {"damping": 0.3}, {"refresh_every": 7}, {"maximize": True}])
+@pytest.mark.parametrize(
+    "setting", [{"rank": 2}, {"damping": 0.3}, {"refresh_every": 7}, {"maximize": True}, {"keep_sketch": False}]
+)
 def test_settings_of_the_sketch_may_not_differ_between_groups(setting):
     first, second = params(3, 3)
     with pytest.raises(ValueError, match=f"{next(iter(setting))} must be the same in all parameter groups"):

@@ -450,6 +450,51 @@ def test_a_failed_later_refresh_keeps_the_last_good_sketch_until_the_next_interv
     assert refresh_steps(optimizer, problem, 3) == [2]
 
 
+def test_a_sketch_that_is_not_kept_gives_way_to_first_order_steps_if_the_refresh_fails():
+    problem = Quadratic()
+    optimizer = CAO(problem.params, 1e-3, rank=2, refresh_every=2, momentum=0.5, keep_sketch=False)
+    descend(problem, optimizer, 2)
+    with pytest.warns(UserWarning, match="discarded; training continues with first-order steps"):
+        assert not optimizer.refresh_if_due(problem.loss() * torch.inf)
+    assert optimizer.sketch is None
+    before, velocity = problem.theta.clone(), optimizer.state[problem.params[0]]["momentum_buffer"].clone()
+    problem.params[0].grad = torch.ones_like(problem.params[0])
+    optimizer.step()
+    torch.testing.assert_close(problem.theta, before - 1e-3 * (0.5 * velocity + 1), rtol=1e-12, atol=1e-14)
+    assert "1 of 2 refreshes were non-finite" in str(optimizer.report())
+    assert optimizer.refresh_if_due(problem.loss())
+
+
+def test_a_sketch_that_is_not_kept_is_gone_after_a_refresh_that_raised():
+    class Broken:
+        def __init__(self, params):
+            self.params = params
+
+        def __matmul__(self, columns):
+            raise MemoryError
+
+    problem = Quadratic()
+    optimizer = CAO.paper(problem.params, 1e-3, rank=2, keep_sketch=False)
+    descend(problem, optimizer, 1)
+    with pytest.raises(MemoryError):
+        optimizer.refresh(Broken(problem.params))
+    assert (optimizer.sketch, optimizer.captured) == (None, 0)
+    optimizer.step()
+    assert optimizer.is_refresh_due
+
+
+def test_refreshes_that_succeed_are_the_same_whether_the_last_sketch_is_kept_or_not():
+    ends = []
+    for keep_sketch in (True, False):
+        problem = Quadratic()
+        optimizer = CAO(problem.params, 0.02, rank=2, refresh_every=2, momentum=0.9, keep_sketch=keep_sketch)
+        descend(problem, optimizer, 7)
+        ends.append((problem.theta.clone(), optimizer.sketch.vectors, optimizer.counters))
+    assert torch.equal(ends[0][0], ends[1][0])
+    assert torch.equal(ends[0][1], ends[1][1])
+    assert ends[0][2] == ends[1][2]
+
+
 @pytest.mark.parametrize("eigensolver", ["subspace", "lanczos"])
 def test_failures_warn_once_and_are_all_counted(eigensolver):
     problem = Quadratic()

@@ -21,6 +21,7 @@ SETTINGS = {
 VARIANTS = {
     "warm": {},
     "cold": {"warm_start": False},
+    "not kept": {"keep_sketch": False},
     "auto": {"damping": "auto"},
     "lanczos": {"eigensolver": "lanczos"},
     "warm-up": {"warmup_steps": 13},
@@ -218,6 +219,7 @@ def test_a_state_dict_of_version_0_1_loads():
     optimizer.load_state_dict(saved)
     assert (optimizer.sketch.values, optimizer.sketch.damping, optimizer.sketch.age) == ([4.0], 0.5, 3)
     assert optimizer.counters.hessian_products == 4
+    assert optimizer.param_groups[0]["keep_sketch"]
     param.grad = torch.zeros_like(param)
     optimizer.step()
     # buf ← P̄(β·buf) with buf = η·(2, 3), P̄ = diag(0.5/4.5, 1), and θ ← θ − lr/η·buf.

@@ -25,6 +25,7 @@ TARGETS: dict[MemoryCase, float | None] = {
     "parts": 1.10,
     "hessian": None,
     "gauss-newton-after-forward": None,
+    "gauss-newton-dropping": 1.10,
     "default-rules": 1.10,
 }
 NOTES: dict[MemoryCase, str] = {
@@ -32,6 +33,7 @@ NOTES: dict[MemoryCase, str] = {
     "parts": "k = 1; Hessian over {parts} parts of {part}, refresh before the training forward",
     "hessian": "k = 1; the one-liner refresh_if_due(loss), Hessian of the whole batch; the paper: 2.39",
     "gauss-newton-after-forward": "k = 1; refresh while the training forward's graph is alive",
+    "gauss-newton-dropping": "k = 1; refresh before the training forward, keep_sketch=False",
     "default-rules": "CAO(params, lr), Gauss-Newton before the training forward, nothing sharp enough to be captured",
 }
 
@@ -43,7 +45,8 @@ def memory_rows(sizes: Sizes) -> Rows:
 
 def wide_memory_rows(sizes: Sizes) -> Rows:
     """Measure the kinds that have a target, and the one-liner, at the second width."""
-    return [] if sizes.wide is None else width_rows(sizes, sizes.wide, ("gauss-newton", "parts", "hessian"), 1)
+    cases: tuple[MemoryCase, ...] = ("gauss-newton", "gauss-newton-dropping", "parts", "hessian")
+    return [] if sizes.wide is None else width_rows(sizes, sizes.wide, cases, 1)
 
 
 def width_rows(sizes: Sizes, width: int, cases: Sequence[MemoryCase], rounds: int) -> Rows:

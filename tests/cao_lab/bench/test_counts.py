@@ -98,6 +98,13 @@ def test_between_refreshes_the_parameters_and_the_sketch_are_held():
         assert peak > held
 
 
+def test_a_refresh_holds_two_blocks_of_vectors_and_the_last_sketch_if_it_is_kept():
+    n, k = 10**6, 8
+    peaks = {keep_sketch: floats_per_parameter(n, k, keep_sketch=keep_sketch)[1] for keep_sketch in (True, False)}
+    assert peaks[False] < 2 * k + 4
+    assert peaks[True] - peaks[False] == pytest.approx(k, abs=0.01)
+
+
 def test_a_refresh_takes_the_products_that_prices_are_divided_by():
     for rank in (1, 5):
         param = nn.Parameter(torch.zeros(50))
