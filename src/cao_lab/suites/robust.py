@@ -4,8 +4,8 @@ The rules, fixed before the runs that they judge:
 
 - Eight problems (`cao_lab.sweeps.problems`): three with full batches, two with large ones, three with small ones; seeds
   1, 2 and 3. None of CAO's rules was chosen on these; they were tried on a network for digits that is like `mlp`, with
-  seed 0, and on quadratics. One was changed after a first, discarded round of seed 1 had been seen, to save products: a
-  refresh ends early where nothing is sharp (docs/notebook.md, 2026-11-18).
+  seed 0, and on quadratics. Rules were changed twice after rounds of seed 1, since discarded, had been seen: once to
+  save products, and once because of failures on seven other problems (docs/notebook.md, 2026-11-18).
 - CAO against SGD with momentum 0.9 at 10⁻³ to 10, CAO in Adam's metric against AdamW at 10⁻⁴ to 1, both in nine rates
   √10 apart. CAO has its defaults, and the base's rate, momentum and weight decay.
 - The loss of a rate is the mean over the seeds of the final training loss (at most 512 samples). A rate diverges if a
