@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from cao_lab.log.sweeps import read_sweeps
+from cao_lab.reporting.robust import contests, contests_table, goals_table
 from cao_lab.reporting.scientific import load_solves
 from cao_lab.reporting.scientific_tables import solver_tables
 from cao_lab.reporting.tabular import write_table
@@ -28,9 +30,10 @@ def test_a_marked_place_gets_its_table_and_nothing_else_changes(tmp_path: Path) 
     assert filled(page, tmp_path) == "before\n<!-- table one -->\nnew\n\n<!-- end -->\nafter <!-- table two"
 
 
-@pytest.mark.parametrize("page", ["scientific-ml.md"])
+@pytest.mark.parametrize("page", ["scientific-ml.md", "results.md"])
 def test_the_page_shows_what_the_logs_say(page: str, tmp_path: Path) -> None:
-    for table in solver_tables(load_solves(ROOT / "logs", [])):
+    swept = contests(read_sweeps(ROOT / "logs/robust", []))
+    for table in (*solver_tables(load_solves(ROOT / "logs", [])), goals_table(swept), contests_table(swept)):
         write_table(table, tmp_path)
     text = (ROOT / "docs" / page).read_text()
     assert filled(text, tmp_path) == text
