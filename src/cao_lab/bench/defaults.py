@@ -2,16 +2,18 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
+from dataclasses import replace
+from statistics import mean
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
 from cao import CAO
-from cao_lab.bench.rows import Estimate, Row, Rows
+from cao_lab.bench.rows import Estimate, Row, Rows, estimate
 from cao_lab.bench.sizes import Sizes
 from cao_lab.bench.task import Task, device, seeded_resnet
-from cao_lab.bench.timing import Action, Case, Times, interleaved, ratio
+from cao_lab.bench.timing import Action, Case, Times, interleaved
 from cao_lab.bench.trained import LR, MOMENTUM, endless_batches, images
 from cao_lab.tasks.data import Batch
 
@@ -47,13 +49,13 @@ def default_row(stage: str, cases: Mapping[str, Case], cao: CAO, sizes: Sizes) -
         f"{now.refreshes - before.refreshes} refreshes, {now.looks - before.looks} looks, "
         f"{now.hessian_products - before.hessian_products} products; {cao.captured} directions captured at the end"
     )
-    return ratio_of_sums(times).row(f"default_rules_time_over_sgd_{stage}", note, target=TARGETS[stage])
+    return mean_ratio(times).row(f"default_rules_time_over_sgd_{stage}", note, target=TARGETS[stage])
 
 
-def ratio_of_sums(times: Times) -> Estimate:
-    """Estimate the ratio of whole times, because a refresh falls into one chunk; the spread is that of the chunks."""
-    chunks = ratio(times, "cao", "sgd")
-    return Estimate(sum(times["cao"]) / sum(times["sgd"]), chunks.spread, chunks.samples)
+def mean_ratio(times: Times) -> Estimate:
+    """Estimate the ratio by the mean of the chunks', not their median: a refresh falls into one chunk."""
+    ratios = [cao / sgd for cao, sgd in zip(times["cao"], times["sgd"], strict=True)]
+    return replace(estimate(ratios), value=mean(ratios))
 
 
 def training(model: nn.Module, optimizer: Optimizer, supply: Iterator[Batch]) -> Case:

@@ -9,7 +9,7 @@ from torch import nn
 from cao import CAO, Eigenpairs, Lanczos
 from cao_lab.bench.accuracy import largest_angle, relative_distances
 from cao_lab.bench.allocation import AllocationMeter
-from cao_lab.bench.defaults import ratio_of_sums
+from cao_lab.bench.defaults import mean_ratio
 from cao_lab.bench.epoch import epoch_row, growth_row, products_of_refresh
 from cao_lab.bench.memory import peak_bytes
 from cao_lab.bench.memory_case import train
@@ -58,7 +58,7 @@ def test_ratios_are_taken_within_a_round():
 
 
 def test_a_refresh_counts_in_a_stretch_although_it_falls_into_one_chunk():
-    assert ratio_of_sums({"cao": [1.0, 1.0, 4.0], "sgd": [1.0, 1.0, 1.0]}) == Estimate(2.0, 1.5, 3)
+    assert mean_ratio({"cao": [1.0, 2.0, 4.0], "sgd": [1.0, 2.0, 1.0]}) == Estimate(2.0, 1.5, 3)
 
 
 def test_an_epoch_is_its_steps_and_its_share_of_a_refresh():
