@@ -130,6 +130,7 @@ def test_bfloat16_parameters_have_a_float32_sketch_near_the_true_one():
 
 @pytest.mark.parametrize("settings", [{}, {"momentum": 0.9}, {"max_update_norm": 0.5}])
 def test_parameters_of_several_precisions_share_one_sketch(settings):
+    torch.manual_seed(0)
     model = nn.ModuleList([nn.Linear(3, 3), nn.Linear(3, 2).double(), nn.Linear(2, 2).bfloat16()])
     optimizer = CAO.paper(model.parameters(), 0.01, rank=2, damping=1.0, **settings)
     losses = []

@@ -150,15 +150,14 @@ class OnDrift:
     def is_due(self, track: Track) -> bool:
         """Whether it is time to look again and the budget allows it."""
         is_alarmed = self._is_alarmed(track)
-        share = self.budget if self._is_noisy(track) else self.exact_budget * (2 if is_alarmed else 1)
-        if track.later_products * PRICE > share * track.steps + CREDIT:
+        if self._unpaid(track) > CREDIT + (self.exact_budget * track.steps if is_alarmed else 0.0):
             return False
         wait = 1 if track.is_first_look else max(track.interval, self.shortest)
-        return is_alarmed or track.steps - track.looked_at >= wait or track.age >= self.longest
+        return is_alarmed or track.steps - track.looked_at >= wait or self._is_old(track)
 
     def wants_refresh(self, track: Track, look: Callable[[], Look]) -> bool:
         """Whether the sketch has turned, is too old, or no longer keeps the steps stable."""
-        is_first, is_stale = track.is_first_look, track.age >= self.longest or self._is_alarmed(track)
+        is_first, is_stale = track.is_first_look, self._is_old(track) or self._is_alarmed(track)
         if not is_stale:
             seen = look()
             if is_first:
@@ -176,6 +175,15 @@ class OnDrift:
     def _is_noisy(self, track: Track) -> bool:
         """Whether batches disagree on the curvature, or it is not known yet."""
         return track.first_looks == 0 or track.noise > self.bound
+
+    def _unpaid(self, track: Track) -> float:
+        """Return what curvature has cost beyond the budget, in gradients."""
+        share = self.budget if self._is_noisy(track) else self.exact_budget
+        return track.later_products * PRICE - share * track.steps
+
+    def _is_old(self, track: Track) -> bool:
+        """Whether the sketch is to be renewed for its age; the credit is not for that."""
+        return track.age >= self.longest and self._unpaid(track) <= 0
 
     def _is_alarmed(self, track: Track) -> bool:
         """Whether the gradient has grown suddenly, which noise does not explain."""

@@ -90,6 +90,14 @@ def test_noise_is_what_a_look_sees_after_one_step_and_may_only_rise_slowly():
         assert track.noise == pytest.approx(noise)
 
 
+@pytest.mark.parametrize(("steps", "is_renewed"), [(1_999, False), (2_000, True)])
+def test_a_sketch_is_renewed_for_its_age_only_when_that_is_paid_for(steps, is_renewed):
+    policy, products = OnDrift(budget=0.05), round(0.05 * 2_000 / PRICE)
+    track = Track(steps, 0, steps - 1, interval=400, first_looks=1, noise=0.9, later_products=products)
+    assert policy.is_due(track) == is_renewed
+    assert policy.wants_refresh(track, lambda: Look(0.0, 0.0)) == is_renewed
+
+
 def heeded(policy: OnDrift, track: Track, gradients: list[float]) -> list[bool]:
     """Return after which of the gradients a look is due."""
     due = []
