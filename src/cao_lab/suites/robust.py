@@ -29,7 +29,6 @@ from tqdm import tqdm
 
 from cao_lab.config import ConfigError, Execution
 from cao_lab.log.sweeps import HEADER
-from cao_lab.suites.launch import cores
 from cao_lab.suites.runner import FAILED
 from cao_lab.sweeps.problems import PROBLEMS, Problem
 from cao_lab.sweeps.sweep import METHODS, carry_out
@@ -44,7 +43,8 @@ def run_robust(execution: Execution, jobs: int) -> int:
         raise ConfigError(f"jobs must be at least 1, got {jobs}")
     folder = execution.logs / SUITE
     sweeps = unfinished(folder)
-    threads = execution.threads or max(1, cores() // jobs)
+    # Times are the processor's, of which threads that wait for each other use up any amount.
+    threads = execution.threads or 1
     failures = 0
     with (
         ProcessPoolExecutor(jobs, get_context("spawn"), torch.set_num_threads, (threads,)) as pool,
