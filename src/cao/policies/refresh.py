@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias, runtime_checkable
 
-# What a product with the Hessian costs, in gradients; 2 to 4.4 were measured (docs/performance.md).
+# What a product with the Hessian costs, in gradients; 2 to 5 were measured (docs/performance.md).
 PRICE = 4.0
 # What may be spent beyond a budget, in gradients: a few sketches, for the start and to find out what is noise.
 CREDIT = 200.0
