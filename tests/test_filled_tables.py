@@ -52,8 +52,8 @@ def test_the_readme_says_of_the_comparison_what_its_page_says() -> None:
 def test_the_readme_says_of_the_defaults_what_the_logs_say() -> None:
     readme = " ".join((ROOT / "README.md").read_text().split())
     found = [one for one in contests(read_sweeps(ROOT / "logs/robust", [])) if one.method == "cao"]
-    ours, theirs = (sum(rate.diverged for one in found for rate in getattr(one, side)) for side in ("ours", "base"))
+    ours, base = (sum(rate.diverged for one in found for rate in getattr(one, side)) for side in ("ours", "base"))
     runs = sum(rate.seeds for one in found for rate in one.ours)
-    assert f"With defaults, {ours} of {runs} runs on eight small problems diverged where {theirs} of SGD's did" in readme
+    assert f"With defaults, {ours} of {runs} runs on eight small problems diverged where {base} of SGD's did" in readme
     assert "at SGD's best rate the loss was the same or lower on seven" in readme
     assert sum(round(one.loss_ratio, 2) <= 1 for one in found) == 7

@@ -182,7 +182,8 @@ def contests_table(found: Sequence[Contest]) -> Table:
         for contest in found
     ]
     numbers = DataFrame(rows)
-    cells = numbers.map(lambda value: f"{value:.3g}" if isinstance(value, float) else value).replace("inf", "not reached")
+    cells = numbers.map(lambda value: f"{value:.3g}" if isinstance(value, float) else value)
+    cells = cells.replace("inf", "not reached")
     return Table("robust-problems", "CAO with defaults against its base, problem by problem.", cells, numbers)
 
 
