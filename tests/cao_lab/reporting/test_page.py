@@ -271,6 +271,8 @@ def test_going_dark_changes_the_colours_and_not_the_view(browser: WebDriver) -> 
     WebDriverWait(browser, 10).until(lambda found: found.execute_script(ink) != colours)
     assert view_of(browser) == before
     browser.execute_cdp_cmd(emulate, {"features": [{"name": "prefers-color-scheme", "value": "light"}]})
+    # The page is drawn anew: a control found before that would be gone when it is used.
+    WebDriverWait(browser, 10).until(lambda found: found.execute_script(ink) == colours)
     browser.find_element(By.CSS_SELECTOR, "#methods input").send_keys(Keys.SPACE)
 
 
