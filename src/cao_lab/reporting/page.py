@@ -47,6 +47,16 @@ def page(logs: Logs, found: list[Setting], tables: list[Table], verdicts: DataFr
     return text
 
 
+def page_without_runs(tables: list[Table], figures: list[str], sentences: Iterable[str]) -> str:
+    """Return a page of figures and tables, for logs that have no training runs: nothing to choose or to judge."""
+    style = (HERE / "page.css").read_text(encoding="utf-8")
+    pictures = "".join(f'<p><img src="figures/{name}.png" alt="{escape(name)}" width="100%"></p>' for name in figures)
+    body = pictures + "".join(table_section(table) for table in tables) + missing(sentences)
+    head = f'<meta charset="utf-8"><title>CAO: what the logs say</title><style>{style}</style>'
+    title = "<h1>CAO: what the logs say</h1>"
+    return f'<!doctype html><html lang="en"><head>{head}</head><body><main>{title}{body}</main></body></html>'
+
+
 def summary(logs: Logs, verdicts: DataFrame) -> str:
     """Return what there is, in numbers: runs by state, tasks, verdicts."""
     states = logs.runs["status"].value_counts().sort_index()

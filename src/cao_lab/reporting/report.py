@@ -16,10 +16,10 @@ from cao_lab.log.solves import SolveRun
 from cao_lab.log.sweeps import read_sweeps
 from cao_lab.reporting.claims import audit
 from cao_lab.reporting.figures import STYLE
-from cao_lab.reporting.logreader import Logs, load_logs
-from cao_lab.reporting.page import page
+from cao_lab.reporting.logreader import Logs, ReportError, load_logs
+from cao_lab.reporting.page import page, page_without_runs
 from cao_lab.reporting.rates import predicted_windows
-from cao_lab.reporting.robust import contests, contests_table, goals_table, rates_figure
+from cao_lab.reporting.robust import Contest, contests, contests_table, goals_table, rates_figure
 from cao_lab.reporting.rule_figures import edge_figure, effort_figure
 from cao_lab.reporting.scientific import load_solves
 from cao_lab.reporting.scientific_figures import loss_figure
@@ -28,7 +28,7 @@ from cao_lab.reporting.setting import Setting, settings
 from cao_lab.reporting.setting_figures import setting_figures
 from cao_lab.reporting.stable_rates_figure import stable_window_figure
 from cao_lab.reporting.tables import make_tables
-from cao_lab.reporting.tabular import markdown, write_table
+from cao_lab.reporting.tabular import Table, markdown, write_table
 
 FEW_FIGURES = 10
 
@@ -43,28 +43,66 @@ class FigureJob:
 
 def write_report(logs: Path, out: Path) -> Path:
     """Write everything that a folder of logs has to tell, and return the path of the page."""
-    read = load_logs(logs)
+    missing: list[str] = []
+    beside = Beside(load_solves(logs, missing), swept_contests(logs, missing))
+    try:
+        read = load_logs(logs)
+    except ReportError:
+        if not (beside.solves or beside.swept):
+            raise
+        write_parts(out, beside.figure_jobs(), beside.tables())
+        text = page_without_runs(beside.tables(), [job.path for job in beside.figure_jobs()], missing)
+        return written(out / "index.html", text)
     found = settings(read)
-    solves = load_solves(logs, missing := list(read.missing))
-    swept = [contest for suite in suites_of(["rates"]) for contest in contests(read_sweeps(logs / suite, missing))]
-    read = replace(read, missing=tuple(missing))
-    jobs = [*figure_jobs(read, found), *solver_figure_jobs(solves)]
-    tables, verdicts = [*make_tables(read, found), *solver_tables(solves)], audit(found)
-    if swept:
-        jobs += [
-            FigureJob("robust/loss-by-rate", partial(rates_figure, swept)),
-            FigureJob("robust/rank-and-cost-by-rate", partial(effort_figure, swept)),
-            FigureJob("robust/edge", partial(edge_figure)),
-        ]
-        tables += [goals_table(swept), contests_table(swept)]
+    read = replace(read, missing=(*read.missing, *missing))
+    jobs = [*figure_jobs(read, found), *beside.figure_jobs()]
+    tables, verdicts = [*make_tables(read, found), *beside.tables()], audit(found)
+    write_parts(out, jobs, tables)
+    written(out / "claims.md", claims_markdown(verdicts))
+    return written(out / "index.html", page(read, found, tables, verdicts, [job.path for job in jobs]))
+
+
+@dataclass(frozen=True)
+class Beside:
+    """What lies beside training runs: solves of full-batch problems, and sweeps over learning rates."""
+
+    solves: list[SolveRun]
+    swept: list[Contest]
+
+    def figure_jobs(self) -> list[FigureJob]:
+        """List their figures."""
+        jobs = list(solver_figure_jobs(self.solves))
+        if self.swept:
+            jobs += [
+                FigureJob("robust/loss-by-rate", partial(rates_figure, self.swept)),
+                FigureJob("robust/rank-and-cost-by-rate", partial(effort_figure, self.swept)),
+                FigureJob("robust/edge", partial(edge_figure)),
+            ]
+        return jobs
+
+    def tables(self) -> list[Table]:
+        """Return their tables."""
+        swept = [goals_table(self.swept), contests_table(self.swept)] if self.swept else []
+        return [*solver_tables(self.solves), *swept]
+
+
+def swept_contests(logs: Path, missing: list[str]) -> list[Contest]:
+    """Read all suites of sweeps."""
+    return [contest for suite in suites_of(["rates"]) for contest in contests(read_sweeps(logs / suite, missing))]
+
+
+def write_parts(out: Path, jobs: list[FigureJob], tables: list[Table]) -> None:
+    """Write figures and tables."""
     out.mkdir(parents=True, exist_ok=True)
     write_figures(jobs, out / "figures")
     for table in tables:
         write_table(table, out / "tables")
-    (out / "claims.md").write_text(claims_markdown(verdicts), encoding="utf-8")
-    index = out / "index.html"
-    index.write_text(page(read, found, tables, verdicts, [job.path for job in jobs]), encoding="utf-8")
-    return index
+
+
+def written(path: Path, text: str) -> Path:
+    """Write a text, and return where it is."""
+    path.write_text(text, encoding="utf-8")
+    return path
 
 
 def figure_jobs(logs: Logs, found: list[Setting]) -> Iterator[FigureJob]:

@@ -1,6 +1,8 @@
 """A report comes out of any folder that holds a run, twice the same, without torch."""
 
 import math
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -118,3 +120,13 @@ def test_three_hundred_runs_fit_on_one_page(tmp_path: Path) -> None:
     logs = load_logs(tmp_path)
     found = settings(logs)
     assert len(page(logs, found, make_tables(logs, found), audit(found), [])) > 1e6
+
+
+def test_logs_without_training_runs_give_a_page_of_what_they_have(tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "logs/robust/mlp", tmp_path / "logs/robust/mlp")
+    index = write_report(tmp_path / "logs", tmp_path / "out")
+    text = index.read_text(encoding="utf-8")
+    assert "The goals of the suite robust" in text
+    for picture in re.findall(r'src="([^"]+)"', text):
+        assert (tmp_path / "out" / picture).exists()
+    assert "robust/loss-by-rate.png" in text
