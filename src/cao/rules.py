@@ -83,10 +83,8 @@ class Rules:
 
     def eta(self, caution: float = 0.0) -> float:
         """Return the damping η."""
-        # A rank that was set to 0 ends the sketch, and with it what was measured of the rest; so does noise, except
-        # where the damping is a measurement and nothing else.
-        is_over = self.settings["rank"] == 0 or (self.progress.is_noise and not self.damping.is_on_trial)
-        measured = None if is_over else self.progress.damping
+        # A rank that was set to 0 ends the sketch, and with it what was measured of the rest; so does noise.
+        measured = None if self.settings["rank"] == 0 or self.progress.is_noise else self.progress.damping
         return self.damping.at_step(measured, self.pace, caution)
 
     def factors(self, caution: float = 0.0) -> Factors:
