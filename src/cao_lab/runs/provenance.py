@@ -44,6 +44,7 @@ def circumstances(device: torch.device) -> dict[str, Any]:
         "versions": versions(),
         "git_commit": git_commit(),
         "device": device_name(device),
+        "processor": processor_name(),
         "threads": torch.get_num_threads(),
     }
 
@@ -81,3 +82,14 @@ def device_name(device: torch.device) -> str:
 def now() -> str:
     """Return the time as ISO 8601 in UTC."""
     return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def processor_name() -> str:
+    """Return the processor and the instructions torch uses on it, on which times and the last bits depend."""
+    try:
+        facts = [line.partition(":") for line in Path("/proc/cpuinfo").read_text().splitlines()]
+    except OSError:
+        facts = []
+    names = [value.strip() for key, _, value in facts if key.strip() == "model name"]
+    name = names[0] if names else platform.processor() or platform.machine()
+    return f"{name}, {torch.backends.cpu.get_cpu_capability()}"
