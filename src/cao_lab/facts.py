@@ -112,6 +112,7 @@ SUITES: Mapping[str, SuiteInfo] = {
         },
     ),
     "mini": SuiteInfo("comparison", "mini:MINI"),
+    "mini-again": SuiteInfo("comparison", "mini:MINI_AGAIN"),
     "mini-tuned": SuiteInfo("tuned", "tuned:mini_tuned"),
     "sensitivity": SuiteInfo("sweep", "paper:SENSITIVITY"),
     "mini-sensitivity": SuiteInfo("sweep", "mini:MINI_SENSITIVITY"),
@@ -161,6 +162,8 @@ class MethodInfo:
 
 METHODS: Mapping[str, MethodInfo] = {
     "cao": MethodInfo("CAO", has_edge=True),
+    "cao-defaults": MethodInfo("CAO with defaults"),
+    "cao-adam": MethodInfo("CAO in Adam's metric"),
     "sgd": MethodInfo("SGD", "#00287b", has_edge=True),
     "adam": MethodInfo("Adam", "#00a856"),
     "adamw": MethodInfo("AdamW", "#157591"),

@@ -69,12 +69,16 @@ def first_order(optimizer: Optimizer, max_gradient_norm: float | None = None, de
     def step(objective: Objective, _: OnRefresh) -> None:
         optimizer.zero_grad()
         objective().backward()
-        if max_gradient_norm is not None:
-            params = (p for group in optimizer.param_groups for p in group["params"])
-            clip_with_decay(params, decay, max_gradient_norm)
+        clip_gradients(optimizer, max_gradient_norm, decay)
         optimizer.step()
 
     return Method(optimizer, step)
+
+
+def clip_gradients(optimizer: Optimizer, max_norm: float | None, decay: float) -> None:
+    """Clip what an optimizer is about to step with, if it is to be clipped."""
+    if max_norm is not None:
+        clip_with_decay((p for group in optimizer.param_groups for p in group["params"]), decay, max_norm)
 
 
 @torch.no_grad()

@@ -1,16 +1,18 @@
 """A refresh of CAO within a run: the sketch, or a control in its place, and what the log is told of it."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from cao import CAO, Eigenpairs, Sketch
 from cao.eigensolvers import eigensolver_for
 from cao.flat import FlatParams
 from cao.linalg import generator_for, orthonormalize, random_columns
 from cao.operators import ParameterOperator
-from cao_lab.runs.method import OnRefresh, Refreshed
+from cao_lab.runs.method import Objective, OnRefresh, Refreshed
 
 if TYPE_CHECKING:
     from cao_lab.runs.methods.cao import CAOConfig
@@ -19,12 +21,34 @@ if TYPE_CHECKING:
 INFINITE_CURVATURE = 1e12
 
 
+def loss_with_a_look(optimizer: CAO, objective: Objective, look: Callable[[ParameterOperator], object]) -> Tensor:
+    """Return the loss of a step, having looked at the curvature if that is due."""
+    if optimizer.is_refresh_due and not objective.is_curvature_of_the_graph:
+        # Before the forward pass, so that memory never holds its graph and those of the curvature together.
+        look(objective.curvature(None))
+    loss = objective(is_differentiated_twice=optimizer.is_refresh_due)
+    if optimizer.is_refresh_due:
+        look(objective.curvature(loss))
+    return loss
+
+
 def refresh(optimizer: CAO, operator: ParameterOperator, config: "CAOConfig", on_refresh: OnRefresh) -> None:
     """Refresh the sketch, or put a control in its place, and tell of it if something finite came out."""
     generator = generator_for(operator.params[0].device, optimizer.param_groups[0]["seed"], optimizer.counters.steps)
     true = None if config.sketch == "top" else top_eigenpairs(operator, config, generator)
-    is_new = optimizer.refresh(operator if true is None else control(true, config, generator))
-    if is_new and (sketch := optimizer.sketch) is not None:
+    if optimizer.refresh(operator if true is None else control(true, config, generator)):
+        tell(optimizer, operator, on_refresh, true)
+
+
+def refresh_by_rule(optimizer: CAO, operator: ParameterOperator, on_refresh: OnRefresh) -> None:
+    """Let the optimizer decide whether its sketch still fits, and tell of a new one."""
+    if optimizer.refresh_if_due(operator):
+        tell(optimizer, operator, on_refresh)
+
+
+def tell(optimizer: CAO, operator: ParameterOperator, on_refresh: OnRefresh, true: Eigenpairs | None = None) -> None:
+    """Tell of the sketch in use, or of the eigenpairs that a control stands for."""
+    if (sketch := optimizer.sketch) is not None:
         # Putting the vectors together takes memory that only the log needs, so that is left to whoever writes it.
         on_refresh(Refreshed(operator, lambda: true or captured_eigenpairs(sketch), sketch.damping))
 

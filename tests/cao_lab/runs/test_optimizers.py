@@ -12,6 +12,7 @@ from cao_lab.runs.methods.adahessian import AdaHessianConfig
 from cao_lab.runs.methods.adam import AdamConfig
 from cao_lab.runs.methods.adamw import AdamWConfig
 from cao_lab.runs.methods.cao import CAOConfig
+from cao_lab.runs.methods.cao_defaults import CAOAdamConfig, CAODefaultsConfig
 from cao_lab.runs.methods.lbfgs import LBFGSConfig
 from cao_lab.runs.methods.muon import MuonConfig
 from cao_lab.runs.methods.sgd import SGDConfig
@@ -61,6 +62,38 @@ def test_matched_sgd_is_cao_of_rank_0_even_where_it_is_clipped():
     steps(cao, ours, count=4)
     steps(SGDConfig(lr=0.1, momentum=0, max_gradient_norm=5.0, weight_decay=0.1), theirs, count=4)
     torch.testing.assert_close(ours.theta, theirs.theta, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("config", "base"),
+    [
+        (CAODefaultsConfig(lr=0.01, weight_decay=0.1), SGDConfig(lr=0.01, weight_decay=0.1)),
+        (CAOAdamConfig(lr=0.01, weight_decay=0.1), AdamWConfig(lr=0.01, weight_decay=0.1)),
+    ],
+)
+def test_cao_with_defaults_is_its_base_where_nothing_is_sharp_for_the_rate(config, base):
+    """The gradient of 30 is clipped at first, as the base's is."""
+    ours, theirs = Quadratic([30.0, 1.0]), Quadratic([30.0, 1.0])
+    method, _ = steps(config, ours, count=30)
+    steps(base, theirs, count=30)
+    assert method.hessian_products() > 0
+    torch.testing.assert_close(ours.theta, theirs.theta, rtol=1e-12, atol=0)
+
+
+def test_cao_with_defaults_survives_a_rate_at_which_sgd_diverges_and_tells_of_its_sketch():
+    ours, theirs = Quadratic([30.0, 1.0]), Quadratic([30.0, 1.0])
+    settings = {"lr": 0.5, "max_gradient_norm": None, "weight_decay": 0.0}
+    _, seen = steps(CAODefaultsConfig(**settings), ours, count=100)
+    steps(SGDConfig(**settings), theirs, count=100)
+    assert ours().item() < 1e-3
+    assert theirs().item() > 1e9
+    assert seen[0].eigenpairs().values[0].item() == pytest.approx(30.0)
+
+
+def test_in_adams_metric_the_log_is_told_of_no_eigenvalues_because_they_are_not_the_hessians():
+    method, seen = steps(CAOAdamConfig(lr=1.0), Quadratic([30.0, 1.0]), count=30)
+    assert method.refreshes() > 0
+    assert seen == []
 
 
 def test_clipping_counts_the_weight_decay():

@@ -195,7 +195,7 @@ def test_every_optimizer_gets_the_same_number_of_trials():
         c.optimizer.name + str(getattr(c.optimizer, "momentum", ""))
         for c in play(mini_tuned(), lambda c: finished(c, 1.0))
     )
-    assert len(trials) == len(TUNED) == 12
+    assert len(trials) == len(TUNED) == 14
     assert len(set(trials.values())) == 1
 
 
@@ -398,7 +398,7 @@ def test_dry_run_without_the_data_still_lists(tmp_path, monkeypatch):
     monkeypatch.delenv("CAO_DATA", raising=False)
     lines = list(list_runs("mini-tuned", Execution(logs=tmp_path, threads=1), jobs=1))
     assert "?  mini-tuned/cifar100-resnet18w8-n5000/sgd-lr0.001/seed0" in lines[0]
-    assert "60 runs whose data are not here" in lines[-2]
+    assert "70 runs whose data are not here" in lines[-2]
     assert "then more" in lines[-1]
 
 

@@ -71,7 +71,7 @@ class CAOConfig(Settings):
         """Build CAO, which is refreshed with the matrix that the run's config names."""
         from cao import CAO
         from cao_lab.runs.method import Method, trainable
-        from cao_lab.runs.refresh import has_fresh_sketch, refresh
+        from cao_lab.runs.refresh import has_fresh_sketch, loss_with_a_look, refresh
 
         params = trainable(model)
         size = sum(p.numel() for p in params)
@@ -83,13 +83,9 @@ class CAOConfig(Settings):
 
         def step(objective: "Objective", on_refresh: "OnRefresh") -> None:
             optimizer.zero_grad()
-            if optimizer.is_refresh_due and not objective.is_curvature_of_the_graph:
-                # Before the forward pass, so that memory never holds its graph and those of the curvature together.
-                refresh(optimizer, objective.curvature(None), self, on_refresh)
-            loss = objective(is_differentiated_twice=optimizer.is_refresh_due)
-            if optimizer.is_refresh_due:
-                refresh(optimizer, objective.curvature(loss), self, on_refresh)
-            loss.backward()
+            loss_with_a_look(
+                optimizer, objective, lambda operator: refresh(optimizer, operator, self, on_refresh)
+            ).backward()
             optimizer.step()
 
         return Method(
