@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-SuiteKind: TypeAlias = Literal["comparison", "tuned", "sweep", "optimum", "stability", "rates", "solvers"]
+SuiteKind: TypeAlias = Literal["comparison", "repeat", "tuned", "sweep", "optimum", "stability", "rates", "solvers"]
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ SUITES: Mapping[str, SuiteInfo] = {
         },
     ),
     "mini": SuiteInfo("comparison", "mini:MINI"),
-    "mini-again": SuiteInfo("comparison", "mini:MINI_AGAIN"),
+    "mini-again": SuiteInfo("repeat", "mini:MINI_AGAIN"),
     "mini-tuned": SuiteInfo("tuned", "tuned:mini_tuned"),
     "sensitivity": SuiteInfo("sweep", "paper:SENSITIVITY"),
     "mini-sensitivity": SuiteInfo("sweep", "mini:MINI_SENSITIVITY"),
@@ -162,7 +162,7 @@ class MethodInfo:
 
 METHODS: Mapping[str, MethodInfo] = {
     "cao": MethodInfo("CAO", has_edge=True),
-    "cao-defaults": MethodInfo("CAO with defaults"),
+    "cao-defaults": MethodInfo("CAO with defaults", has_edge=True),
     "cao-adam": MethodInfo("CAO in Adam's metric"),
     "sgd": MethodInfo("SGD", "#00287b", has_edge=True),
     "adam": MethodInfo("Adam", "#00a856"),

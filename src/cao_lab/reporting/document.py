@@ -4,19 +4,21 @@ Each stands in the document below a mark, `<!-- name -->`, and `scripts/update_r
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Mapping
 
 from pandas import DataFrame, Series
 
-from cao_lab.reporting.analysis import final_results, run_costs
+from cao_lab.facts import method_info
+from cao_lab.reporting.analysis import final_results, run_costs, sensitivity
 from cao_lab.reporting.names import MIXED, method_name
-from cao_lab.reporting.rates import stable_windows
+from cao_lab.reporting.rates import effective_rate, stable_windows
 from cao_lab.reporting.setting import Setting
 from cao_lab.reporting.tabular import markdown
 
 MAIN = ("mini", "cifar100-resnet18w8-n5000")
-TUNED = ("mini-tuned", "cifar100-resnet18w8-n5000")
-OTHERS = (("mini", "cifar10-resnet18w8-n5000"), ("mini", "cifar10-resnet34w8-n5000"))
+AGAIN = ("mini-again", MAIN[1])
+NETWORKS = {"cifar10-resnet18": "CIFAR-10, ResNet-18", "cifar10-resnet34": "CIFAR-10, ResNet-34",
+            "cifar100-resnet34": "CIFAR-100, ResNet-34"}  # fmt: skip
 SWEEPS = ("damping", "damping and variance", "small damping", "refresh")
 STEPS = "steps, in brackets gradient evaluations"
 
@@ -25,13 +27,13 @@ def document_tables(found: list[Setting], verdicts: DataFrame) -> dict[str, str]
     """Return each table of the document as Markdown, by its mark; those whose runs are not there are left out."""
     by_place = {(one.suite, one.task): one for one in found}
     tables = {"verdicts": verdict_table(verdicts)}
-    makers: dict[str, tuple[tuple[str, str], Callable[[Setting], DataFrame]]] = {
-        "mini": (MAIN, methods_table),
-        "mini-cost": (MAIN, cost_table),
-        "mini-tuned": (TUNED, tuned_table),
-    }
-    tables |= {name: make(by_place[place]) for name, (place, make) in makers.items() if place in by_place}
-    tables["cifar10"] = other_networks([by_place[place] for place in OTHERS if place in by_place])
+    if MAIN in by_place:
+        tables |= {"mini": methods_table(by_place[MAIN]), "mini-cost": cost_table(by_place[MAIN])}
+    if MAIN in by_place and AGAIN in by_place:
+        tables["mini-again"] = repeated_table(by_place[MAIN], by_place[AGAIN])
+    tables |= {one.suite: tuned_table(one) for one in found if one.kind == "tuned"}
+    tables |= {one.suite: swept_table(one) for one in found if one.kind == "sweep"}
+    tables["networks"] = networks_table(by_place)
     tables["stable-range"] = stable_table([one for one in found if one.kind == "stability"])
     tables["ill-conditioned"] = optimum_table([one for one in found if one.kind == "optimum"])
     return {name: markdown(cells) for name, cells in tables.items() if len(cells)}
@@ -81,35 +83,98 @@ def cost_table(setting: Setting) -> DataFrame:
     return DataFrame(rows)
 
 
-def other_networks(found: list[Setting]) -> DataFrame:
-    """Return where the paper's three methods ended on the other networks."""
+def networks_table(by_place: Mapping[tuple[str, str], Setting]) -> DataFrame:
+    """Return where the paper's three methods ended on the other networks and data, and when they arrived."""
     rows = []
-    for part in ("adam", "sgd", "cao"):
-        row = {"": found[0].name(part) if found else part}
-        for one in found:
-            finals = final_results(one.of(part))
-            network = one.task.split("-")[1].removesuffix("w8").replace("resnet", "ResNet-")
-            row |= {f"{network}: train loss": spread(finals["train_loss"], 3)}
-            row |= {f"{network}: test accuracy, %": spread(100 * finals["test_accuracy"], 1)}
-        rows.append(row)
-    return DataFrame(rows if found else [])
+    for task, title in NETWORKS.items():
+        if (setting := by_place.get((MAIN[0], f"{task}w8-n5000"))) is None:
+            continue
+        assert setting.thresholds is not None
+        level = setting.thresholds.primary
+        for part in ("adam", "sgd", "cao"):
+            finals = final_results(setting.of(part))
+            rows.append({
+                "": title,
+                "method": setting.name(part),
+                "final train loss": spread(finals["train_loss"], 3),
+                "test accuracy, %": spread(100 * finals["test_accuracy"], 1),
+                "epochs to three quarters of ln(classes)": arrival(setting, setting.labels[part], level),
+            })  # fmt: skip
+    return DataFrame(rows)
+
+
+def repeated_table(old: Setting, new: Setting) -> DataFrame:
+    """Return what became of runs that were made once more on later code: where they ended, and how far apart."""
+    rows = []
+    finals = [final_results(one.epochs).set_index(["label", "seed"]) for one in (old, new)]
+    for label, name in new.names.items():
+        before, after = (one.loc[label] for one in finals)
+        change = (after["train_loss"] - before["train_loss"]).dropna()
+        points = 100 * (after["test_accuracy"] - before["test_accuracy"]).dropna()
+        rows.append({
+            "": name,
+            "train loss before": spread(before["train_loss"], 3),
+            "now": spread(after["train_loss"], 3),
+            "change": spread(change, 3),
+            "largest on a seed": f"{change.abs().max():.3f}",
+            "accuracy, points": spread(points, 1),
+        })  # fmt: skip
+    return DataFrame(rows)
 
 
 def tuned_table(setting: Setting) -> DataFrame:
     """Return every method at its best rate on fresh seeds: where it ended, when it arrived, what it cost."""
     rows, costs = [], run_costs(setting.best).groupby("label")["seconds_per_epoch"]
     spent = setting.ended.drop_duplicates("run", keep="last").groupby("label")["gradient_cost"].mean()
+    level, easier = two_levels(setting)
     for label, finals in in_order_of_loss(setting):
         first = setting.by_label[label].iloc[0]
         rows.append({
             "": method_name(first),
             "best rate": f"{first['base_lr']:.2g}",
+            "effective": long_run_rate(setting.by_label[label]),
             "final train loss": spread(finals["train_loss"], 3),
             "test accuracy, %": spread(100 * finals["test_accuracy"], 1),
-            "epochs to 3.454": arrival(setting, label, 3.454),
-            "to 3.684": arrival(setting, label, 3.684),
+            f"epochs to {level:g}": arrival(setting, label, level),
+            f"to {easier:g}": arrival(setting, label, easier),
             "gradient evaluations": f"{spent[label]:.0f}",
-            "seconds an epoch": spread(costs.get_group(label), 1),
+            "seconds an epoch": seconds(costs.get_group(label)),
+        })  # fmt: skip
+    return DataFrame(rows)
+
+
+def two_levels(setting: Setting) -> tuple[float, float]:
+    """Return the declared threshold, and the next easier one for those that do not reach it."""
+    assert setting.thresholds is not None
+    level = setting.thresholds.primary
+    return level, min(one for one in setting.thresholds.sweep if one > level)
+
+
+def long_run_rate(epochs: DataFrame) -> str:
+    """Return the rate α/(η(1 − β)) at which a gradient that stays the same moves the complement, where there is one."""
+    first = epochs.iloc[[0]]
+    if not method_info(first["optimizer"].iloc[0]).has_edge:
+        return "–"
+    return f"{(effective_rate(first) / (1 - first['momentum'].fillna(0))).iloc[0]:.2g}"
+
+
+def swept_table(setting: Setting) -> DataFrame:
+    """Return what became of each pair of damping and refresh interval."""
+    assert setting.goal is not None
+    cells = sensitivity(setting.epochs, setting.goal.hits)
+    finals = final_results(setting.epochs)
+    rows = []
+    for (damping, interval), own in cells.groupby(["damping", "refresh_every"]):
+        label = own["label"].iloc[0]
+        rows.append({
+            "η": f"{damping:g}",
+            "m": f"{interval:.0f}",
+            "effective rate α/η": long_run_rate(setting.by_label[label]),
+            f"epochs to {setting.goal.loss:g}": arrival(setting, label, setting.goal.loss),
+            "final train loss": spread(finals.loc[finals["label"] == label, "train_loss"], 3),
+            "test accuracy, %": spread(100 * own["test_accuracy"], 1),
+            "diverged": f"{(own['status'] == 'diverged').sum()} of {len(own)}",
+            "seconds an epoch": seconds(own["seconds_per_epoch"]),
         })  # fmt: skip
     return DataFrame(rows)
 
@@ -179,7 +244,13 @@ def arrival(setting: Setting, label: str, level: float) -> str:
 
 
 def spread(values: Series, digits: int) -> str:
-    """Return "mean ± std", the mean alone of a single value."""
+    """Return "mean ± std", the mean alone of a single value, a dash where all runs diverged."""
+    values = values.dropna()
     if len(values) < 2:
-        return f"{values.mean():.{digits}f}"
+        return "–" if values.empty else f"{values.mean():.{digits}f}"
     return f"{values.mean():.{digits}f} ± {values.std():.{digits}f}"
+
+
+def seconds(values: Series) -> str:
+    """Return seconds with a digit behind the point, or three below one second."""
+    return spread(values, 1 if values.mean() >= 1 else 3)

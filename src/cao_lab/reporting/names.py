@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from pandas import Series
 
+from cao_lab.assumptions import DAMPING
 from cao_lab.facts import method_info
 from cao_lab.log.records import RunRecord, Setting, written
 
@@ -47,8 +48,11 @@ def told_apart(names: list[str], runs: Sequence[RunRecord]) -> list[str]:
 
 
 def method_name(row: Series) -> str:
-    """Return what to call a method of which only the rate varies, marked if a run of it was resumed on other code."""
+    """Return what to call a method of which the rate was searched, marked if a run of it was resumed on other code."""
     is_mixed = row.get("is_mixed", str(row.get("name", "")).endswith(MIXED))
     rank = "" if math.isnan(row["rank"]) else f" k={row['rank']:.0f}"
     momentum = f", momentum {row['momentum']:g}" if row["momentum"] > 0 else ""
-    return f"{method_info(row['optimizer']).title}{rank}{momentum}{f' {MIXED}' if is_mixed else ''}"
+    # Rules that choose the damping have no number here.
+    eta = row.get("damping", math.nan)
+    damping = "" if math.isnan(eta) or eta == DAMPING else f", η = {eta:g}"
+    return f"{method_info(row['optimizer']).title}{rank}{momentum}{damping}{f' {MIXED}' if is_mixed else ''}"

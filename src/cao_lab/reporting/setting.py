@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import isclose
 
 from pandas import DataFrame, concat
 
@@ -10,6 +11,7 @@ from cao_lab.protocol import final_train_losses, parts, representative, threshol
 from cao_lab.reporting.analysis import TASK_KEY, Goal, ended_with_costs, first_epoch_below, product_prices
 from cao_lab.reporting.logreader import Logs
 from cao_lab.reporting.palette import coloured
+from cao_lab.reporting.rates import effective_rate
 
 
 @dataclass(frozen=True)
@@ -52,9 +54,13 @@ class Setting:
         """Two labels of one method, if both were run: SGD at CAO's effective rate, and rank 0 in the text's form.
 
         They are the same iteration, and what they differ by on a seed is the noise of rounding, grown by training.
+        Where each was tuned they may have come to different rates, and are not the same any more.
         """
         one, same = self.labels.get("matched"), self.labels.get("rank0-inverse")
-        return (one, same) if one and same and one != same else None
+        if one is None or same is None or one == same:
+            return None
+        rates = effective_rate(concat([self.by_label[label].head(1) for label in (one, same)]))
+        return (one, same) if isclose(*rates, rel_tol=1e-2) else None
 
     @cached_property
     def best(self) -> DataFrame:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from pandas import DataFrame, Series, concat
 
-from cao_lab.facts import PAPER_THRESHOLDS, SEARCHING, suites_of
+from cao_lab.facts import SEARCHING, suites_of
 from cao_lab.protocol import without_tuning
 from cao_lab.reporting.analysis import (
     LABEL_KEY,
@@ -171,15 +171,17 @@ def cost_cell(row: Series, unit: str, digits: int) -> str:
 
 def sensitivity_table(logs: Logs, found: list[Setting]) -> Table:
     """Return epochs to threshold and final accuracy over damping × refresh interval."""
-    level = PAPER_THRESHOLDS.primary
-    numbers = stacked([sensitivity(one.epochs, one.hits(level)) for one in found if one.kind == "sweep"])
+    swept = [(one, one.thresholds.primary) for one in found if one.kind == "sweep" and one.thresholds]
+    numbers = stacked([sensitivity(one.epochs, one.hits(level)).assign(threshold=level) for one, level in swept])
     cells = [
         {
+            "Suite": row["suite"],
             "Task": row["task"],
             "Damping η": f"{row['damping']:g}",
             "Refresh every": f"{row['refresh_every']:.0f}",
             "Seed": str(row["seed"]),
-            "Epochs to 0.75": NOT_REACHED if math.isnan(row["epoch"]) else f"{row['epoch']:.0f}",
+            "Threshold": f"{row['threshold']:.4g}",
+            "Epochs": NOT_REACHED if math.isnan(row["epoch"]) else f"{row['epoch']:.0f}",
             "Test accuracy": "diverged" if row["status"] == "diverged" else f"{row['test_accuracy']:.4f}",
             "Seconds an epoch": f"{row['seconds_per_epoch']:.2f}",
         }

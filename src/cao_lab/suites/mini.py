@@ -39,7 +39,7 @@ def small(optimizer: OptimizerConfig, dataset: DatasetName, model: ModelName, se
     return RunConfig(optimizer, dataset, model, seed, epochs, width=WIDTH, train_samples=SAMPLES)
 
 
-FIRST: list[OptimizerConfig] = [
+ON_CIFAR100: list[OptimizerConfig] = [
     SGDConfig(),
     AdamConfig(),
     CAO,
@@ -48,8 +48,8 @@ FIRST: list[OptimizerConfig] = [
     CAO_WITH_MOMENTUM,
     replace(CAO, rank=3),
     replace(CAO, rank=5),
+    *AS_PRINTED,
 ]
-ON_CIFAR100 = [*FIRST, *AS_PRINTED]
 MAIN: list[OptimizerConfig] = [SGDConfig(), AdamConfig(), CAO]
 OTHERS = [*(("cifar10", model) for model in PAPER_MODELS), ("cifar100", "resnet34")]
 
@@ -58,8 +58,13 @@ MINI = [
     *(small(one, dataset, model, seed, EPOCHS) for seed in SEEDS for dataset, model in OTHERS for one in MAIN),
 ]
 
-# The runs on record of version 0.1 once more: what has the change of the optimizer, and of the machine, done to them?
-MINI_AGAIN = [small(optimizer, "cifar100", "resnet18", seed, EPOCHS) for seed in SEEDS for optimizer in FIRST]
+# CAO's runs of version 0.1 once more: what has changing the optimizer since done to them? (SGD and Adam are torch's.)
+MINI_AGAIN = [
+    small(optimizer, "cifar100", "resnet18", seed, EPOCHS)
+    for seed in SEEDS
+    for optimizer in ON_CIFAR100
+    if isinstance(optimizer, CAOConfig) and optimizer not in AS_PRINTED
+]
 
 # The paper's sweep: η over two decades, m from half to twice an epoch. It speaks of variance, which takes seeds.
 MINI_SENSITIVITY = [
