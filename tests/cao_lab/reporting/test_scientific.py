@@ -20,6 +20,7 @@ from cao_lab.reporting.scientific import (
     load_solves,
     loss_ratio,
     loss_ratio_at_equal_seconds,
+    lowest_error_ratio,
     outcome,
     ratios,
     share_of_evaluations,
@@ -48,6 +49,13 @@ def test_final_losses_and_errors_are_compared_at_the_end(tmp_path: Path) -> None
     runs = loaded(tmp_path)
     assert loss_ratio(runs[OURS], runs["adam"]) == pytest.approx(0.01)
     assert error_ratio(runs[OURS], runs["adam"]) == pytest.approx(0.2)
+
+
+def test_lowest_errors_are_compared_whenever_they_were_seen(tmp_path: Path) -> None:
+    write_solve(tmp_path, OURS, [(1, 0, 1, 1), (50, 2, 1e-2, 0.01), (100, 5, 1e-4, 0.02)])
+    write_solve(tmp_path, "adam", [(1, 0, 1, 1), (100, 9, 1e-2, 0.1)])
+    runs = loaded(tmp_path)
+    assert lowest_error_ratio(runs[OURS], runs["adam"]) == pytest.approx(0.1)
 
 
 def test_at_equal_seconds_the_first_to_end_sets_the_time(tmp_path: Path) -> None:
