@@ -124,6 +124,7 @@ SUITES: Mapping[str, SuiteInfo] = {
     "demo": SuiteInfo("comparison", "paper:DEMO"),
     "robust": SuiteInfo("rates", "robust:run_robust"),
     "scientific": SuiteInfo("solvers", "scientific:SCIENTIFIC"),
+    "scientific-points": SuiteInfo("solvers", "scientific:MORE_POINTS"),
     "rathore": SuiteInfo("solvers", "scientific:AT_FULL_WIDTH"),
 }
 """In the order in which a report shows them; suites that are not listed follow, and nothing is judged by them."""

@@ -19,6 +19,7 @@ from cao_lab.reporting.scientific import (
     is_stalled,
     last,
     outcome,
+    quotient,
     ratios,
     task_medians,
 )
@@ -68,12 +69,38 @@ class MethodRow(NamedTuple):
     """Its seconds per billed evaluation over Adam's."""
 
 
+class PointsRow(NamedTuple):
+    """Errors of one problem and seed with few points and with many."""
+
+    task: str
+    seed: int
+    ours_few: float
+    ours_many: float
+    change: float
+    best_few: float
+    best_many: float
+    ratio_few: float
+    ratio_many: float
+
+
+POINTS_HEADS = {
+    "ours_few": "ours, 1,000 points", "ours_many": "ours, 4,000", "change": "change",
+    "best_few": "best peer, 1,000", "best_many": "best peer, 4,000",
+    "ratio_few": "ours / best, 1,000", "ratio_many": "ours / best, 4,000",
+}  # fmt: skip
+
+
 def solver_tables(runs: Sequence[SolveRun]) -> list[Table]:
     """Return all tables that there are runs for."""
     small = [run for run in runs if run.suite == "scientific"]
+    more_points = [run for run in runs if run.suite == "scientific-points"]
     full_width = [run for run in runs if run.suite == "rathore" and run.records]
     tables = [goals_table(small), ratio_table(small), loss_table(small), error_table(small), method_table(small)]
-    return (tables if contests(small) else []) + ([progress_table(full_width)] if full_width else [])
+    return [
+        *(tables if contests(small) else []),
+        *([points_table(small, more_points)] if contests(small) and contests(more_points) else []),
+        *([progress_table(full_width)] if full_width else []),
+    ]
 
 
 def goals_table(runs: Sequence[SolveRun]) -> Table:
@@ -181,6 +208,29 @@ def method_row(label: str, found: list[dict[str, SolveRun]]) -> MethodRow:
         out_of_time=sum(not is_stalled(run) and last(run).billed < run.evaluations for run in done),
         pace=median(paces) if paces else math.nan,
     )
+
+
+def points_table(few: Sequence[SolveRun], many: Sequence[SolveRun]) -> Table:
+    """Return what four times the points do to the errors, of ours and of the best of the others that had them too."""
+    before, after = contests(few), contests(many)
+    rows = [points_row(*key, before[key], after[key]) for key in sorted(before.keys() & after.keys())]
+    numbers = DataFrame(rows)
+    groups = [*((name(str(task)), own) for task, own in numbers.groupby("task")), ("all", numbers)]
+    cells = [
+        {"problem": title} | {head: short(own[key].median()) for key, head in POINTS_HEADS.items()}
+        for title, own in groups
+    ]
+    caption = "Relative L2 error with 1,000 and with 4,000 points inside, medians over seeds, column by column."
+    return Table("scientific-points", caption, DataFrame(cells), numbers)
+
+
+def points_row(task: str, seed: int, few: dict[str, SolveRun], many: dict[str, SolveRun]) -> PointsRow:
+    """Compare one problem and seed with few points and with many."""
+    peers = many.keys() & few.keys() - {OURS}
+    ours = [last(runs[OURS]).error for runs in (few, many)]
+    best = [min(last(runs[peer]).error for peer in peers) for runs in (few, many)]
+    ratios = [quotient(*pair) for pair in zip(ours, best, strict=True)]
+    return PointsRow(task, seed, *ours, quotient(*reversed(ours)), *best, *ratios)
 
 
 def progress_table(runs: Sequence[SolveRun]) -> Table:

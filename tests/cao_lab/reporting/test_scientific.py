@@ -149,6 +149,17 @@ def test_the_time_of_a_stalled_run_is_that_before_it_idled(tmp_path: Path) -> No
     assert pace(loaded(tmp_path)["torch-lbfgs"]) == 0.1
 
 
+def test_errors_with_more_points_stand_beside_those_with_few(tmp_path: Path) -> None:
+    for suite, ours, peer in (("scientific", 0.4, 0.2), ("scientific-points", 0.1, 0.3)):
+        write_solve(tmp_path, OURS, [(100, 1, 1e-6, ours)], suite=suite)
+        write_solve(tmp_path, "soap", [(100, 1, 1e-3, peer)], suite=suite)
+    # Adam was not run with more points, and compares with nobody.
+    write_solve(tmp_path, "adam", [(100, 1, 1e-3, 0.01)])
+    tables = {table.name: table for table in solver_tables(load_solves(tmp_path, []))}
+    rows = tables["scientific-points"].cells.to_numpy().tolist()
+    assert rows == [[title, "0.4", "0.1", "0.25", "0.2", "0.3", "2", "0.33"] for title in ("wave", "all")]
+
+
 def test_unfinished_runs_at_full_width_are_shown_as_far_as_they_came(tmp_path: Path) -> None:
     rows = [(1, 0, 1, 1), (1500, 1800, 2e-5, 0.3)]
     write_solve(tmp_path, OURS, rows, suite="rathore", task="wave-3x200", status="running", ended=None)
