@@ -154,3 +154,8 @@ def load_solves(logs: Path, missing: list[str]) -> list[SolveRun]:
                 spent = f"{last(run).billed:.0f}" if run.records else "none"
                 missing.append(one_line(f"{name}: {run.status} after {spent} of {run.evaluations:.0f} evaluations"))
     return found
+
+
+def name(task: str) -> str:
+    """Return the problem of a task: its name without the size."""
+    return task.rpartition("-")[0] or task

@@ -10,8 +10,8 @@ from matplotlib.figure import Figure
 
 from cao_lab.log.solves import SolveRun
 from cao_lab.reporting.figures import plain, styled
-from cao_lab.reporting.scientific import OURS, is_stalled, last
-from cao_lab.reporting.scientific_tables import TITLES, name
+from cao_lab.reporting.scientific import OURS, is_stalled, last, name
+from cao_lab.reporting.scientific_tables import TITLES
 
 STROKES = {
     OURS: ("#c2185b", "-", 2.2),

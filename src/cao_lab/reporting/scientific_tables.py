@@ -18,12 +18,13 @@ from cao_lab.reporting.scientific import (
     contests,
     is_stalled,
     last,
+    name,
     outcome,
-    quotient,
     ratios,
     task_medians,
 )
-from cao_lab.reporting.tabular import Table
+from cao_lab.reporting.scientific_points import points_table
+from cao_lab.reporting.tabular import Table, short
 
 TITLES = {
     OURS: "SketchedLBFGS",
@@ -67,27 +68,6 @@ class MethodRow(NamedTuple):
     out_of_time: int
     pace: float
     """Its seconds per billed evaluation over Adam's."""
-
-
-class PointsRow(NamedTuple):
-    """Errors of one problem and seed with few points and with many."""
-
-    task: str
-    seed: int
-    ours_few: float
-    ours_many: float
-    change: float
-    best_few: float
-    best_many: float
-    ratio_few: float
-    ratio_many: float
-
-
-POINTS_HEADS = {
-    "ours_few": "ours, 1,000 points", "ours_many": "ours, 4,000", "change": "change",
-    "best_few": "best peer, 1,000", "best_many": "best peer, 4,000",
-    "ratio_few": "ours / best, 1,000", "ratio_many": "ours / best, 4,000",
-}  # fmt: skip
 
 
 def solver_tables(runs: Sequence[SolveRun]) -> list[Table]:
@@ -210,29 +190,6 @@ def method_row(label: str, found: list[dict[str, SolveRun]]) -> MethodRow:
     )
 
 
-def points_table(few: Sequence[SolveRun], many: Sequence[SolveRun]) -> Table:
-    """Return what four times the points do to the errors, of ours and of the best of the others that had them too."""
-    before, after = contests(few), contests(many)
-    rows = [points_row(*key, before[key], after[key]) for key in sorted(before.keys() & after.keys())]
-    numbers = DataFrame(rows)
-    groups = [*((name(str(task)), own) for task, own in numbers.groupby("task")), ("all", numbers)]
-    cells = [
-        {"problem": title} | {head: short(own[key].median()) for key, head in POINTS_HEADS.items()}
-        for title, own in groups
-    ]
-    caption = "Relative L2 error with 1,000 and with 4,000 points inside, medians over seeds, column by column."
-    return Table("scientific-points", caption, DataFrame(cells), numbers)
-
-
-def points_row(task: str, seed: int, few: dict[str, SolveRun], many: dict[str, SolveRun]) -> PointsRow:
-    """Compare one problem and seed with few points and with many."""
-    peers = many.keys() & few.keys() - {OURS}
-    ours = [last(runs[OURS]).error for runs in (few, many)]
-    best = [min(last(runs[peer]).error for peer in peers) for runs in (few, many)]
-    ratios = [quotient(*pair) for pair in zip(ours, best, strict=True)]
-    return PointsRow(task, seed, *ours, quotient(*reversed(ours)), *best, *ratios)
-
-
 def progress_table(runs: Sequence[SolveRun]) -> Table:
     """Return how far runs at full width have come, finished or not."""
     cells = [
@@ -274,27 +231,8 @@ def labels(runs: Iterable[SolveRun]) -> list[str]:
     return [label for label in TITLES if label in found] + sorted(found - set(TITLES))
 
 
-def name(task: str) -> str:
-    """Return the problem of a task: its name without the size."""
-    return task.rpartition("-")[0] or task
-
-
 def cell(value: float | None, best: float) -> str:
     """Return a number, bold if it is the best, and a dash if there is none."""
     if value is None:
         return "–"
     return f"**{short(value)}**" if value == best else short(value)
-
-
-def short(value: float) -> str:
-    """Return a number with two digits: 0.25, 3.1, 240, 2.4e-7."""
-    if math.isnan(value):
-        return "–"
-    if math.isinf(value):
-        return "never"
-    if value == 0 or 0.01 <= abs(value) < 99.5:
-        return f"{value:.2g}"
-    if 99.5 <= abs(value) < 1000:
-        return f"{value:.0f}"
-    digits, _, power = f"{value:.1e}".partition("e")
-    return f"{digits}e{int(power)}"

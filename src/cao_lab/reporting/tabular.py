@@ -68,3 +68,17 @@ def write_table(table: Table, folder: Path) -> None:
     (folder / f"{table.name}.md").write_text(f"{table.caption}\n\n{markdown(table.cells)}", encoding="utf-8")
     (folder / f"{table.name}.tex").write_text(latex(table), encoding="utf-8")
     table.numbers.to_csv(folder / f"{table.name}.csv", index=False, lineterminator="\n", float_format="%.10g")
+
+
+def short(value: float) -> str:
+    """Return a number with two digits: 0.25, 3.1, 240, 2.4e-7."""
+    if math.isnan(value):
+        return "–"
+    if math.isinf(value):
+        return "never"
+    if value == 0 or 0.01 <= abs(value) < 99.5:
+        return f"{value:.2g}"
+    if 99.5 <= abs(value) < 1000:
+        return f"{value:.0f}"
+    digits, _, power = f"{value:.1e}".partition("e")
+    return f"{digits}e{int(power)}"

@@ -26,7 +26,8 @@ from cao_lab.reporting.scientific import (
     share_of_evaluations,
 )
 from cao_lab.reporting.scientific_figures import STROKES, loss_figure, median_curve
-from cao_lab.reporting.scientific_tables import SHORT, TITLES, goals_table, pace, progress_table, short, solver_tables
+from cao_lab.reporting.scientific_tables import SHORT, TITLES, goals_table, pace, progress_table, solver_tables
+from cao_lab.reporting.tabular import short
 from cao_lab.suites.scientific import METHODS
 
 
