@@ -227,11 +227,13 @@ def sensitivity(epochs: DataFrame, hits: DataFrame) -> DataFrame:
 def seed_band(epochs: DataFrame, column: str, x: str = "epoch") -> DataFrame:
     """Return the mean curve of one label with its standard deviation, up to the end of its shortest run.
 
-    Beyond that a mean would change its seeds, and jump; the single curves go on.
+    Beyond that a mean would change its seeds, and jump; the single curves go on. `low` is where the band begins: one
+    standard deviation below the mean, but not below every run, because on a logarithmic axis zero has no place.
     """
     finite = epochs[np.isfinite(epochs[column])].groupby("epoch")
-    columns = {"x": finite[x].mean(), "mean": finite[column].mean(), "std": finite[column].std(), "runs": finite.size()}
-    band = DataFrame(columns)
+    mean, std = finite[column].mean(), finite[column].std()
+    low = (mean - std).clip(lower=finite[column].min())
+    band = DataFrame({"x": finite[x].mean(), "mean": mean, "std": std, "low": low, "runs": finite.size()})
     return band[band["runs"] == epochs["run"].nunique()]
 
 

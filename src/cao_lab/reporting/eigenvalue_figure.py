@@ -46,7 +46,7 @@ def eigenvalue_figure(refreshes: DataFrame, largest: int = 6) -> Figure:
         axes.tick_params(labelbottom=place + columns >= len(names))
     figure.supxlabel(x_label(refreshes, "epoch"), fontsize=9)
     figure.supylabel("eigenvalue", fontsize=9)
-    figure.suptitle(title(refreshes), x=0.01, ha="left", fontsize=10, fontweight="bold")
+    figure.suptitle(title(refreshes), x=0.01, ha="left", fontsize=10)
     return figure
 
 
@@ -70,7 +70,8 @@ def draw_eigenvalues(axes: Axes, rows: DataFrame) -> None:
         dash: dict[str, Any] = {"color": "#444444", "linewidth": 0.9, "linestyle": (0, (4, 2))}
         axes.axhline(edge.iloc[0], **dash) if edge.nunique() == 1 else axes.plot(edge.index, edge, **dash)
         place, across = (0.02, edge.iloc[len(edge) // 2]), axes.get_yaxis_transform()
-        axes.annotate(edge_name(rows), place, xycoords=across, fontsize=7, color="#444444", va="bottom")
+        behind = {"facecolor": "white", "edgecolor": "none", "alpha": 0.7, "pad": 0.5}
+        axes.annotate(edge_name(rows), place, xycoords=across, fontsize=7, color="#444444", va="bottom", bbox=behind)
     if rows["epoch"].nunique() == 1:
         axes.set_xlim(-0.5, 1)
 

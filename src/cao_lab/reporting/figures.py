@@ -128,8 +128,8 @@ def draw_method(axes: Axes, runs: DataFrame, column: str, x: str, stroke: Stroke
     marker = "." if len(band) == 1 else "none"
     axes.plot(band["x"], band["mean"], color=stroke.colour, linestyle=dash, marker=marker, label=label, zorder=order)
     if seeds > 1:
-        low, high = band["mean"] - band["std"], band["mean"] + band["std"]
-        axes.fill_between(band["x"], low, high, color=stroke.colour, alpha=0.15, linewidth=0)
+        high = band["mean"] + band["std"]
+        axes.fill_between(band["x"], band["low"], high, color=stroke.colour, alpha=0.15, linewidth=0)
 
 
 def draw_goal(axes: Axes, shown: DataFrame, x: str, goal: Goal) -> None:

@@ -70,11 +70,11 @@
       }));
     }
     const x = method.band.mean[unit], mean = method.band.mean[quantity], std = method.band.std[quantity];
-    const shifted = (sign) => mean.map((value, at) => (value === null ? null : value + sign * std[at]));
+    const high = mean.map((value, at) => (value === null ? null : value + std[at]));
     const edge = { ...base, x, line: { width: 0 }, hoverinfo: "skip" };
     return [
-      { ...edge, y: shifted(-1) },
-      { ...edge, y: shifted(1), fill: "tonexty", fillcolor: coloured(method.colour, 0.16) },
+      { ...edge, y: method.band.low[quantity] },
+      { ...edge, y: high, fill: "tonexty", fillcolor: coloured(method.colour, 0.16) },
       { ...base, x, y: mean, line, customdata: std,
         hovertemplate: `${method.name}<br>%{y:.4g} ± %{customdata:.2g} at %{x:.4g}<extra></extra>` },
     ];

@@ -82,8 +82,10 @@ def band_data(epochs: DataFrame) -> dict[str, Any] | None:
     bands = {column: seed_band(epochs, column) for column in (*UNITS, *CURVES)}
     shared = bands["epoch"].index
     means = {column: numbers(band["mean"].reindex(shared)) for column, band in bands.items()}
-    stds = {column: numbers(bands[column]["std"].reindex(shared)) for column in CURVES}
-    return {"mean": means, "std": stds}
+    edges = {
+        edge: {column: numbers(bands[column][edge].reindex(shared)) for column in CURVES} for edge in ("std", "low")
+    }
+    return {"mean": means, **edges}
 
 
 def run_data(run: DataFrame, order: dict[str, int]) -> dict[str, Any]:

@@ -240,6 +240,14 @@ def test_a_band_ends_with_its_shortest_run(tmp_path: Path) -> None:
     assert band["std"].tolist() == [1.0]
 
 
+def test_a_band_does_not_reach_below_the_lowest_run(tmp_path: Path) -> None:
+    """The mean less the standard deviation would be 1.1 − 1.8 in the first epoch, which no logarithm has."""
+    epochs = table(tmp_path, Run([0.1, 1.0]), Run([0.1, 2.0], seed=1), Run([3.1, 3.0], seed=2))
+    band = analysis.seed_band(epochs, "train_loss")
+    assert band["low"].tolist() == [0.1, 1.0]
+    assert (band["mean"] - band["std"]).tolist() == pytest.approx([1.1 - 3**0.5, 1.0])
+
+
 def test_a_refresh_in_one_epoch_of_ten_is_in_the_mean(tmp_path: Path) -> None:
     folder = write_suite(tmp_path, [Run([3.0] * 10, seconds=1.0)])
     (path,) = folder.rglob("epochs.csv")
