@@ -14,6 +14,7 @@ from cao_lab.reporting.names import MIXED, method_name
 from cao_lab.reporting.rates import effective_rate, stable_windows
 from cao_lab.reporting.setting import Setting
 from cao_lab.reporting.tabular import markdown
+from cao_lab.reporting.verdicts import Verdict
 
 MAIN = ("mini", "cifar100-resnet18w8-n5000")
 AGAIN = ("mini-again", MAIN[1])
@@ -33,7 +34,7 @@ def document_tables(found: list[Setting], verdicts: DataFrame) -> dict[str, str]
         tables["mini-again"] = repeated_table(by_place[MAIN], by_place[AGAIN])
     tables |= {one.suite: tuned_table(one) for one in found if one.kind == "tuned"}
     tables |= {one.suite: swept_table(one) for one in found if one.kind == "sweep"}
-    tables["networks"] = networks_table(by_place)
+    tables |= {"networks": networks_table(by_place), "networks-verdicts": networks_verdicts(verdicts)}
     tables["stable-range"] = stable_table([one for one in found if one.kind == "stability"])
     tables["ill-conditioned"] = optimum_table([one for one in found if one.kind == "optimum"])
     return {name: markdown(cells) for name, cells in tables.items() if len(cells)}
@@ -101,6 +102,18 @@ def networks_table(by_place: Mapping[tuple[str, str], Setting]) -> DataFrame:
                 "epochs to three quarters of ln(classes)": arrival(setting, setting.labels[part], level),
             })  # fmt: skip
     return DataFrame(rows)
+
+
+def networks_verdicts(verdicts: DataFrame) -> DataFrame:
+    """Return the verdicts on the other networks side by side, of the claims that were tested on one of them."""
+    own = verdicts[verdicts["suite"] == MAIN[0]].assign(network=verdicts["task"].str.removesuffix("w8-n5000"))
+    own = own[own["network"].isin(NETWORKS)]
+    tested = own.loc[own["verdict"] != Verdict.UNTESTED, "claim"].unique()
+    return DataFrame([
+        {"claim": claim}
+        | {NETWORKS[row.network]: str(row.verdict) for row in own[own["claim"] == claim].itertuples()}
+        for claim in tested
+    ])  # fmt: skip
 
 
 def repeated_table(old: Setting, new: Setting) -> DataFrame:
