@@ -238,9 +238,9 @@ def steps(method: Series, hits: DataFrame) -> str:
 
 
 def in_order_of_loss(setting: Setting) -> Iterable[tuple[str, DataFrame]]:
-    """Yield the final results of each method at its best, the lowest mean train loss first."""
+    """Yield the final results of each method at its best, the lowest mean train loss first; who diverged comes last."""
     finals = final_results(setting.best)
-    means = finals.groupby("label")["train_loss"].mean().sort_values()
+    means = finals.groupby("label")["train_loss"].agg(lambda losses: losses.mean(skipna=False)).sort_values()
     for label in means.index:
         yield str(label), finals[finals["label"] == label]
 
@@ -257,11 +257,13 @@ def arrival(setting: Setting, label: str, level: float) -> str:
 
 
 def spread(values: Series, digits: int) -> str:
-    """Return "mean ± std", the mean alone of a single value, a dash where all runs diverged."""
-    values = values.dropna()
-    if len(values) < 2:
-        return "–" if values.empty else f"{values.mean():.{digits}f}"
-    return f"{values.mean():.{digits}f} ± {values.std():.{digits}f}"
+    """Return "mean ± std", the mean alone of a single value; and of how many seeds, if some diverged."""
+    kept = values.dropna()
+    if kept.empty:
+        return "–"
+    std = f" ± {kept.std():.{digits}f}" if len(kept) > 1 else ""
+    note = "" if len(kept) == len(values) else f" ({len(kept)} of {len(values)} seeds)"
+    return f"{kept.mean():.{digits}f}{std}{note}"
 
 
 def seconds(values: Series) -> str:

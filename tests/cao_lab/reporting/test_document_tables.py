@@ -65,6 +65,16 @@ def test_a_tuned_table_names_damping_and_the_rate_of_the_long_run(tmp_path: Path
     assert [row["to 3.684"] for row in rows.values()] == ["2.0 ± 0.0"] * 4
 
 
+def test_who_diverged_on_a_seed_comes_last_and_says_so(tmp_path: Path) -> None:
+    runs = [Run([4.0, loss], "adam", seed, ADAM, "mini-tuned", TASK) for seed, loss in ((1, 3.5), (2, 3.7))]
+    runs += [Run([4.0, 3.0], "sgd", 1, SGD, "mini-tuned", TASK)]
+    runs += [Run([4.0, 40.0], "sgd", 2, SGD, "mini-tuned", TASK)]
+    rows = by_name(tuned_table(found(tmp_path, runs)["mini-tuned", TASK]))
+    assert list(rows) == ["Adam", "SGD, momentum 0.9"]
+    assert rows["SGD, momentum 0.9"]["final train loss"] == "3.000 (1 of 2 seeds)"
+    assert rows["Adam"]["final train loss"] == "3.600 ± 0.141"
+
+
 def test_other_networks_are_shown_one_below_the_other(tmp_path: Path) -> None:
     methods = {"adam": ADAM, "sgd": SGD, "cao": CAO}
     runs = [
