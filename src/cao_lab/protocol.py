@@ -117,6 +117,12 @@ def without_tuning(rows: DataFrame) -> DataFrame:
     return rows[~was_choosing]
 
 
+def fresh(rows: DataFrame, suite: str) -> DataFrame:
+    """Return the rows of fresh seeds alone where rates were tuned and there are any; else all."""
+    own = rows[rows["seed"] != TUNING_SEED]
+    return own if kind_of(suite) == "tuned" and len(own) else rows
+
+
 def parts(runs: DataFrame, suite: str) -> dict[str, str]:
     """Return the label that plays each part in the runs of one task: `{"adam": "adam", "cao": "cao", …}`.
 

@@ -7,7 +7,7 @@ from math import isclose
 from pandas import DataFrame, concat
 
 from cao_lab.facts import SEARCHING, SUITES, SuiteKind, Thresholds, kind_of
-from cao_lab.protocol import final_train_losses, parts, representative, thresholds_of, without_tuning
+from cao_lab.protocol import final_train_losses, fresh, parts, representative, thresholds_of, without_tuning
 from cao_lab.reporting.analysis import TASK_KEY, Goal, ended_with_costs, first_epoch_below, product_prices
 from cao_lab.reporting.logreader import Logs
 from cao_lab.reporting.palette import coloured
@@ -103,7 +103,8 @@ def settings(logs: Logs) -> list[Setting]:
         runs = logs.runs[(logs.runs["suite"] == suite) & (logs.runs["task"] == task) & logs.runs["has_ended"]]
         levels, labels = thresholds_of(str(suite), str(task), epochs), parts(runs, str(suite))
         names = dict(zip(runs["label"], runs["name"], strict=True))
-        prices = product_prices(epochs, logs.bench)
+        # Rates are often tuned on another day than the fresh seeds are run, when the machine is busier or less so.
+        prices = product_prices(fresh(epochs, str(suite)), logs.bench)
         one = Setting(str(suite), str(task), epochs, refreshes, levels, labels, names, prices)
         found.append(replace(one, epochs=coloured(epochs, one.best)))
     return sorted(found, key=weight)

@@ -75,6 +75,14 @@ def test_who_diverged_on_a_seed_comes_last_and_says_so(tmp_path: Path) -> None:
     assert rows["Adam"]["final train loss"] == "3.600 ± 0.141"
 
 
+def test_where_rates_were_tuned_the_price_of_a_product_is_that_of_fresh_seeds(tmp_path: Path) -> None:
+    """40 gradients take 4 s, so that 11 products in 2.2 s more cost 2 gradients each; tuning met a busy machine."""
+    runs = [Run([4.0, 3.0], "sgd", 1, SGD, "mini-tuned", TASK, seconds=4.0)]
+    runs += [Run([4.0, 3.0], "cao", 1, CAO, "mini-tuned", TASK, seconds=6.2)]
+    runs += [Run([4.0, 3.5], f"cao-lr{lr}", 0, CAO | {"lr": lr}, "mini-tuned", TASK, seconds=60.0) for lr in (1.0, 2.0)]
+    assert found(tmp_path, runs)["mini-tuned", TASK].prices["hessian"] == pytest.approx(2.0)
+
+
 def test_other_networks_are_shown_one_below_the_other(tmp_path: Path) -> None:
     methods = {"adam": ADAM, "sgd": SGD, "cao": CAO}
     runs = [

@@ -4,7 +4,7 @@ import math
 
 from pandas import DataFrame, Series
 
-from cao_lab.protocol import RATIO_MARGIN, TUNING_SEED
+from cao_lab.protocol import RATIO_MARGIN, fresh
 from cao_lab.reporting.intervals import Interval, ratio_interval, with_noise
 from cao_lab.reporting.logreader import RUN_KEY
 from cao_lab.reporting.rates import stable_windows
@@ -31,9 +31,7 @@ def positive_definite(setting: Setting) -> Finding:
     writes it is not positive definite; holds if there were refreshes and none did so. Where rates were tuned, fresh
     seeds count alone.
     """
-    rows = setting.refreshes
-    if setting.kind == "tuned" and (rows["seed"] != TUNING_SEED).any():
-        rows = rows[rows["seed"] != TUNING_SEED]
+    rows = fresh(setting.refreshes, setting.suite)
     captured = rows["is_captured"].astype(bool)
     rows = rows[captured & (rows["curvature"] != "gauss-newton") & (rows["optimizer"] == "cao")]
     if rows.empty:
