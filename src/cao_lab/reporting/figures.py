@@ -28,7 +28,7 @@ AXES = {
 def curve_figure(
     runs: DataFrame, column: str, x: str = "epoch", goal: Goal | None = None, last_epoch: float | None = None
 ) -> Figure:
-    """Draw a quantity over training: mean over seeds with a band of one standard deviation (`seed_band`), single seeds thin.
+    """Draw a quantity over training: mean over seeds with a band of one standard deviation, single seeds thin.
 
     The mean ends where the first seed ends; a single seed is marked †, a run that diverged ends in a cross. With a
     goal, a dot marks where the mean reaches it, hollow if not every seed did. What rises far above the start leaves the
