@@ -12,7 +12,7 @@ from cao.eigensolvers import eigensolver_for
 from cao.flat import FlatParams
 from cao.linalg import generator_for, orthonormalize, random_columns
 from cao.operators import ParameterOperator
-from cao_lab.runs.method import Objective, OnRefresh, Refreshed
+from cao_lab.runs.method import Method, Objective, OnRefresh, Refreshed
 
 if TYPE_CHECKING:
     from cao_lab.runs.methods.cao import CAOConfig
@@ -51,6 +51,17 @@ def tell(optimizer: CAO, operator: ParameterOperator, on_refresh: OnRefresh, tru
     if (sketch := optimizer.sketch) is not None:
         # Putting the vectors together takes memory that only the log needs, so that is left to whoever writes it.
         on_refresh(Refreshed(operator, lambda: true or captured_eigenpairs(sketch), sketch.damping))
+
+
+def counted(optimizer: CAO, step: Callable[[Objective, OnRefresh], None], tells: Callable[[], bool]) -> Method:
+    """Return the method of an optimizer that counts its products itself; `tells` as in `tells_its_eigenvalues`."""
+    return Method(
+        optimizer,
+        step,
+        hessian_products=lambda: optimizer.counters.hessian_products,
+        refreshes=lambda: optimizer.counters.refreshes,
+        tells_its_eigenvalues=tells,
+    )
 
 
 def has_fresh_sketch(optimizer: CAO) -> bool:

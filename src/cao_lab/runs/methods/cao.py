@@ -70,8 +70,8 @@ class CAOConfig(Settings):
     def build(self, model: "nn.Module", seed: int) -> "Method":
         """Build CAO, which is refreshed with the matrix that the run's config names."""
         from cao import CAO
-        from cao_lab.runs.method import Method, trainable
-        from cao_lab.runs.refresh import has_fresh_sketch, loss_with_a_look, refresh
+        from cao_lab.runs.method import trainable
+        from cao_lab.runs.refresh import counted, has_fresh_sketch, loss_with_a_look, refresh
 
         params = trainable(model)
         size = sum(p.numel() for p in params)
@@ -88,13 +88,7 @@ class CAOConfig(Settings):
             ).backward()
             optimizer.step()
 
-        return Method(
-            optimizer,
-            step,
-            hessian_products=lambda: optimizer.counters.hessian_products,
-            refreshes=lambda: optimizer.counters.refreshes,
-            tells_its_eigenvalues=lambda: optimizer.is_refresh_due or has_fresh_sketch(optimizer),
-        )
+        return counted(optimizer, step, lambda: optimizer.is_refresh_due or has_fresh_sketch(optimizer))
 
     def gradients_per_step(self, product: float) -> float:
         """Return a gradient and the share of a refresh, with the products for the log."""

@@ -68,8 +68,8 @@ def with_rules(optimizer: "CAO", max_gradient_norm: float | None, decay: float =
 
     The log is told of sketches of the Hessian alone: in Adam's metric they are those of another matrix.
     """
-    from cao_lab.runs.method import Method, clip_gradients
-    from cao_lab.runs.refresh import has_fresh_sketch, loss_with_a_look, refresh_by_rule
+    from cao_lab.runs.method import clip_gradients
+    from cao_lab.runs.refresh import counted, has_fresh_sketch, loss_with_a_look, refresh_by_rule
 
     has_own_metric = optimizer.param_groups[0]["metric"] is not None
 
@@ -80,10 +80,4 @@ def with_rules(optimizer: "CAO", max_gradient_norm: float | None, decay: float =
         clip_gradients(optimizer, max_gradient_norm, decay)
         optimizer.step()
 
-    return Method(
-        optimizer,
-        step,
-        hessian_products=lambda: optimizer.counters.hessian_products,
-        refreshes=lambda: optimizer.counters.refreshes,
-        tells_its_eigenvalues=lambda: not has_own_metric and has_fresh_sketch(optimizer),
-    )
+    return counted(optimizer, step, lambda: not has_own_metric and has_fresh_sketch(optimizer))
