@@ -67,14 +67,15 @@ class Contest:
 def prices(contest: Contest, folder: Path) -> dict[str, Price]:
     """Return what curvature costs each kind of method on this problem: as measured once, in a file for all seeds."""
     path = folder / contest.task / "prices.json"
-    if not path.exists():
-        kinds = {type(method).__name__: method for method in contest.methods.values()}
+    known = json.loads(path.read_text()) if path.exists() else {}
+    kinds = {type(method).__name__: method for method in contest.methods.values()}
+    if kinds.keys() - known.keys():
         problem = contest.problem()
-        measured = {kind: price_of(method, problem) for kind, method in kinds.items()}
+        missing = {kind: method for kind, method in kinds.items() if kind not in known}
+        known |= {kind: price_of(method, problem)._asdict() for kind, method in missing.items()}
         path.parent.mkdir(parents=True, exist_ok=True)
-        text = json.dumps({kind: price._asdict() for kind, price in measured.items()}, indent=2)
-        path.write_text(f"{text}\n")
-    return {kind: Price(**price) for kind, price in json.loads(path.read_text()).items()}
+        path.write_text(f"{json.dumps(known, indent=2)}\n")
+    return {kind: Price(**price) for kind, price in known.items()}
 
 
 def price_of(method: Method, problem: Problem) -> Price:

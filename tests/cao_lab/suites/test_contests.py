@@ -18,6 +18,7 @@ from cao_lab.log.solves import read_solve
 from cao_lab.solvers import contest as contest_module
 from cao_lab.solvers.budget import Budget
 from cao_lab.solvers.contest import Contest, carry_out, is_over, prices, with_seed
+from cao_lab.solvers.methods.cao_as_it_is import FullBatchCAO
 from cao_lab.solvers.methods.first_order import Adam
 from cao_lab.solvers.methods.quasi_newton import TorchLBFGS
 from cao_lab.solvers.methods.sketched import Sketched
@@ -82,6 +83,13 @@ def test_prices_are_measured_once_for_all_seeds(tmp_path: Path, monkeypatch: pyt
     first = prices(CONTEST, tmp_path)
     monkeypatch.setattr(contest_module, "measured_price", lambda *_: pytest.fail("measured again"))
     assert prices(with_seed(CONTEST, 8), tmp_path) == first
+
+
+def test_a_method_that_joins_later_gets_a_price_and_the_others_keep_theirs(tmp_path: Path) -> None:
+    first = prices(CONTEST, tmp_path)
+    later = prices(replace(CONTEST, methods={"cao": FullBatchCAO()}), tmp_path)
+    assert later["FullBatchCAO"].product > 0
+    assert later == first | {"FullBatchCAO": later["FullBatchCAO"]}
     assert first["Sketched"].product > 0
 
 
