@@ -217,11 +217,11 @@ def cost_ratios(costs: DataFrame, baseline: str | None) -> DataFrame:
 
 def sensitivity(epochs: DataFrame, hits: DataFrame) -> DataFrame:
     """Return one row per run of a sweep over damping × refresh interval: epochs to threshold, accuracy, seconds."""
-    knobs = epochs.drop_duplicates("run").set_index("run")[["damping", "refresh_every"]]
+    knobs = epochs.drop_duplicates("run").set_index("run")[["rank", "damping", "refresh_every"]]
     finals = final_results(epochs)[[*RUN_KEY, "test_accuracy", "status"]]
     cells = hits.drop(columns=["seconds", "threshold"]).join(knobs, on="run")
     cells = cells.merge(finals, on=RUN_KEY).merge(run_costs(epochs), on=["run", *RUN_KEY])
-    return cells.sort_values(["task", "damping", "refresh_every", "seed"], ignore_index=True)
+    return cells.sort_values(["task", "rank", "damping", "refresh_every", "seed"], ignore_index=True)
 
 
 def seed_band(epochs: DataFrame, column: str, x: str = "epoch") -> DataFrame:

@@ -172,16 +172,17 @@ def long_run_rate(epochs: DataFrame) -> str:
 
 
 def swept_table(setting: Setting) -> DataFrame:
-    """Return what became of each pair of damping and refresh interval."""
+    """Return what became of each pair of damping and refresh interval, and of rank 0, which never refreshes."""
     assert setting.goal is not None
     cells = sensitivity(setting.epochs, setting.goal.hits)
     finals = final_results(setting.epochs)
     rows = []
-    for (damping, interval), own in cells.groupby(["damping", "refresh_every"]):
+    for (rank, damping, interval), own in cells.groupby(["rank", "damping", "refresh_every"]):
         label = own["label"].iloc[0]
         rows.append({
+            "k": f"{rank:.0f}",
             "η": f"{damping:g}",
-            "m": f"{interval:.0f}",
+            "m": f"{interval:.0f}" if rank else "–",
             "effective rate α/η": long_run_rate(setting.by_label[label]),
             f"epochs to {setting.goal.loss:g}": arrival(setting, label, setting.goal.loss),
             "final train loss": spread(finals.loc[finals["label"] == label, "train_loss"], 3),

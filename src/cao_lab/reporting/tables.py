@@ -177,8 +177,9 @@ def sensitivity_table(logs: Logs, found: list[Setting]) -> Table:
         {
             "Suite": row["suite"],
             "Task": row["task"],
+            "Rank": f"{row['rank']:.0f}",
             "Damping η": f"{row['damping']:g}",
-            "Refresh every": f"{row['refresh_every']:.0f}",
+            "Refresh every": f"{row['refresh_every']:.0f}" if row["rank"] else "–",
             "Seed": str(row["seed"]),
             "Threshold": f"{row['threshold']:.4g}",
             "Epochs": NOT_REACHED if math.isnan(row["epoch"]) else f"{row['epoch']:.0f}",

@@ -14,7 +14,7 @@ from cao_lab.runs.methods.adam import AdamConfig
 from cao_lab.runs.methods.adamw import AdamWConfig
 from cao_lab.runs.methods.cao import CAOConfig
 from cao_lab.runs.methods.sgd import SGDConfig
-from cao_lab.suites.paper import SEEDS, with_controls
+from cao_lab.suites.paper import SEEDS, sweep, with_controls
 
 WIDTH = 8
 SAMPLES = 5000
@@ -68,8 +68,7 @@ MINI_AGAIN = [
 
 # The paper's sweep: η over two decades, m from half to twice an epoch. It speaks of variance, which takes seeds.
 MINI_SENSITIVITY = [
-    small(replace(CAO, damping=damping, refresh_every=interval), "cifar100", "resnet18", seed, EPOCHS)
+    small(one, "cifar100", "resnet18", seed, EPOCHS)
     for seed in SEEDS
-    for damping in (1e-3, 1e-2, 1e-1)
-    for interval in (STEPS_PER_EPOCH // 2, STEPS_PER_EPOCH, 2 * STEPS_PER_EPOCH)
+    for one in sweep(CAO, (STEPS_PER_EPOCH // 2, STEPS_PER_EPOCH, 2 * STEPS_PER_EPOCH))
 ]

@@ -44,11 +44,15 @@ PAPER = [
     *runs(MAIN, "cifar100", "resnet34", 75, seeds=(0,)),
 ]
 
-SENSITIVITY = [
-    RunConfig(CAOConfig(damping=damping, refresh_every=interval), "cifar100", "resnet18", epochs=75)
-    for damping in (1e-3, 1e-2, 1e-1)
-    for interval in (200, 400, 800)
-]
+
+def sweep(cao: CAOConfig, intervals: tuple[int, ...]) -> list[CAOConfig]:
+    """Return the paper's sweep of η × m, and rank 0 at each η: the same rate and clip, and no curvature to damp."""
+    damped = [replace(cao, damping=damping) for damping in (1e-3, 1e-2, 1e-1)]
+    cells = [replace(one, refresh_every=interval) for one in damped for interval in intervals]
+    return [*cells, *(replace(one, rank=0) for one in damped)]
+
+
+SENSITIVITY = [RunConfig(one, "cifar100", "resnet18", epochs=75) for one in sweep(CAOConfig(), (200, 400, 800))]
 
 DIGITS_STEPS_PER_EPOCH = 12
 DIGITS_OPTIMIZERS: list[OptimizerConfig] = [

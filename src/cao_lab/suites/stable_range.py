@@ -28,7 +28,7 @@ SGD = SGDConfig(momentum=0.0, weight_decay=0.0, max_gradient_norm=None)
 DIGITS = RunConfig(SGD, "digits", "mlp", epochs=20, monitor_curvature=MONITORED)
 CIFAR = RunConfig(SGD, "cifar10", "resnet18", epochs=5, width=8, train_samples=2000, monitor_curvature=MONITORED)
 STEPS_PER_EPOCH = {"digits": 12, "cifar10": 16}
-SEEDS = {"digits": (0, 1, 2), "cifar10": (0,)}
+SEEDS = {"digits": (0, 1, 2, 3, 4), "cifar10": (0,)}
 """A rate takes many runs; only digits are cheap enough for several seeds."""
 
 

@@ -287,11 +287,11 @@ def test_process_memory_tests_nothing(tmp_path: Path) -> None:
 
 
 def sweep(
-    epochs_of: dict[tuple[float, int], float], jitters: dict[float, tuple[float, ...]] | None = None
+    epochs_of: dict[tuple[float, int], float], jitters: dict[float, tuple[float, ...]] | None = None, rank: int = 1
 ) -> list[Run]:
     return [
-        Run(decay(half_life, 40, jitter=jitter), f"cao-damping{damping}-refresh_every{every}", seed,
-            CAO | {"damping": damping, "refresh_every": every}, "sensitivity", "cifar100-resnet18",
+        Run(decay(half_life, 40, jitter=jitter), f"cao-rank{rank}-damping{damping}-refresh_every{every}", seed,
+            CAO | {"rank": rank, "damping": damping, "refresh_every": every}, "sensitivity", "cifar100-resnet18",
             seconds=1 + 200 / every)
         for (damping, every), half_life in epochs_of.items()
         for seed, jitter in enumerate((jitters or {}).get(damping, (0.0,)))
@@ -301,11 +301,28 @@ def sweep(
 CELLS = {(damping, every): 3.0 for damping in (0.001, 0.1) for every in (200, 400, 800)}
 
 
+PLAIN_CELLS = {(0.001, 400): 3.0, (0.1, 400): 3.0}
+
+
 @pytest.mark.parametrize(
-    ("small", "verdict"), [(0.1, Verdict.HOLDS), (0.001, Verdict.UNDECIDED), (0.00001, Verdict.FAILS)]
+    ("small", "of_rank_0", "verdict"),
+    [
+        (0.1, 0.00001, Verdict.HOLDS),
+        (0.1, 0.1, Verdict.RATE),
+        (0.1, 0.001, Verdict.UNDECIDED),
+        (0.1, None, Verdict.UNDECIDED),
+        (0.001, 0.00001, Verdict.UNDECIDED),
+        (0.00001, 0.1, Verdict.FAILS),
+    ],
 )
-def test_damping_reduces_variance_if_seeds_lie_closer(small: float, verdict: Verdict, tmp_path: Path) -> None:
-    runs = sweep(CELLS, {0.001: (-small, 0.0, small), 0.1: (-0.001, 0.0, 0.001)})
+def test_damping_reduces_variance_if_seeds_lie_closer_and_those_of_rank_0_do_not(
+    small: float, of_rank_0: float | None, verdict: Verdict, tmp_path: Path
+) -> None:
+    def jitters(spread: float) -> dict[float, tuple[float, ...]]:
+        return {0.001: (-spread, 0.0, spread), 0.1: (-0.001, 0.0, 0.001)}
+
+    runs = sweep(CELLS, jitters(small))
+    runs += sweep(PLAIN_CELLS, jitters(of_rank_0), rank=0) if of_rank_0 else []
     assert verdicts(tmp_path, runs, "damping and variance") == {"sensitivity": verdict}
 
 
@@ -313,25 +330,45 @@ def test_variance_takes_two_seeds(tmp_path: Path) -> None:
     assert verdicts(tmp_path, sweep(CELLS), "damping and variance") == {"sensitivity": Verdict.UNTESTED}
 
 
-@pytest.mark.parametrize(
-    ("shaken", "verdict"),
-    [((0.001,), Verdict.HOLDS), ((), Verdict.FAILS), ((0.001, 0.1), Verdict.UNDECIDED), ((0.1,), Verdict.UNDECIDED)],
-)
-def test_a_small_damping_destabilises_if_its_runs_go_above_their_start(
-    shaken: tuple[float, ...], verdict: Verdict, tmp_path: Path
-) -> None:
-    runs = [
-        replace(run, losses=[4.0, 9.0, *run.losses[2:]]) if run.optimizer["damping"] in shaken else run
-        for run in sweep(CELLS)
+def shaken(runs: list[Run], dampings: tuple[float, ...]) -> list[Run]:
+    return [
+        replace(run, losses=[4.0, 9.0, *run.losses[2:]]) if run.optimizer["damping"] in dampings else run
+        for run in runs
     ]
+
+
+@pytest.mark.parametrize(
+    ("with_curvature", "of_rank_0", "verdict"),
+    [
+        ((0.001,), (), Verdict.HOLDS),
+        ((0.001,), (0.001,), Verdict.RATE),
+        ((0.001,), None, Verdict.UNDECIDED),
+        ((), (0.001,), Verdict.FAILS),
+        ((0.001, 0.1), (), Verdict.UNDECIDED),
+        ((0.1,), (), Verdict.UNDECIDED),
+    ],
+)
+def test_a_small_damping_destabilises_if_its_runs_go_above_their_start_and_rank_0_does_not(
+    with_curvature: tuple[float, ...], of_rank_0: tuple[float, ...] | None, verdict: Verdict, tmp_path: Path
+) -> None:
+    runs = shaken(sweep(CELLS), with_curvature)
+    runs += [] if of_rank_0 is None else shaken(sweep(PLAIN_CELLS, rank=0), of_rank_0)
     assert verdicts(tmp_path, runs, "small damping") == {"sensitivity": verdict}
 
 
-def test_damping_that_slows_every_cell_is_confirmed(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("of_rank_0", "verdict"),
+    [((6.0, 3.0), Verdict.HOLDS), ((3.0, 6.0), Verdict.RATE), ((), Verdict.UNDECIDED)],
+)
+def test_damping_that_slows_every_cell_is_confirmed_if_it_does_not_slow_rank_0(
+    of_rank_0: tuple[float, ...], verdict: Verdict, tmp_path: Path
+) -> None:
     runs = sweep(
         {(damping, every): 3 + 30 * damping + every / 800 for damping in (0.001, 0.1) for every in (200, 400, 800)}
     )
-    assert verdicts(tmp_path, runs, "damping") == {"sensitivity": Verdict.HOLDS}
+    three_seeds = dict.fromkeys((0.001, 0.1), (-0.01, 0.0, 0.01))
+    runs += sweep(dict(zip(PLAIN_CELLS, of_rank_0, strict=False)), three_seeds, rank=0)
+    assert verdicts(tmp_path, runs, "damping") == {"sensitivity": verdict}
 
 
 def test_a_refresh_interval_without_effect_leaves_nothing_to_balance(tmp_path: Path) -> None:

@@ -43,8 +43,10 @@ def test_a_sweep_shows_each_pair_and_its_divergences(tmp_path: Path) -> None:
 
     runs = [run(0.1, 0, [4.0, 3.4]), run(0.1, 1, [4.0, 3.6])]
     runs += [run(0.001, seed, [9.0, float("nan")], "diverged") for seed in (0, 1)]
+    runs += [Run([4.0, 3.2], "cao-rank0", 0, CAO | {"rank": 0}, "mini-sensitivity", TASK)]
     table = swept_table(found(tmp_path, runs)["mini-sensitivity", TASK])
-    small, large = table.to_dict("records")
+    plain, small, large = table.to_dict("records")
+    assert (plain["k"], plain["m"], plain["final train loss"]) == ("0", "–", "3.200")
     assert (small["η"], small["effective rate α/η"], small["diverged"]) == ("0.001", "10", "2 of 2")
     assert (small["final train loss"], small["test accuracy, %"]) == ("–", "–")
     assert (large["η"], large["effective rate α/η"], large["diverged"]) == ("0.1", "0.1", "0 of 2")

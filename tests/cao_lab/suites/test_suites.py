@@ -86,10 +86,11 @@ def test_matched_sgd_follows_from_caos_own_settings():
 
 
 def test_sensitivity_and_demo_are_complete():
-    assert len(SENSITIVITY) == 9
-    assert {(c.optimizer.damping, c.optimizer.refresh_every) for c in SENSITIVITY} == set(
+    cells = [c.optimizer for c in SENSITIVITY if c.optimizer.rank == 1]
+    assert [(one.damping, one.refresh_every) for one in cells] == list(
         itertools.product((1e-3, 1e-2, 1e-1), (200, 400, 800))
     )
+    assert [c.optimizer.damping for c in SENSITIVITY if c.optimizer.rank == 0] == [1e-3, 1e-2, 1e-1]
     assert Counter(c.label for c in DEMO) == {
         "sgd": 3, "adam": 3, "cao-rank0-refresh_every12": 3,
         "cao-rank1-refresh_every12": 3, "cao-rank5-refresh_every12": 3,
@@ -115,8 +116,15 @@ def test_mini_has_the_papers_other_settings_and_its_own_form():
 
 
 def test_the_small_sweep_is_the_papers_around_an_epoch():
-    knobs = {(c.optimizer.damping, c.optimizer.refresh_every / 40, c.seed) for c in MINI_SENSITIVITY}
+    cells = [c for c in MINI_SENSITIVITY if c.optimizer.rank == 1]
+    knobs = {(c.optimizer.damping, c.optimizer.refresh_every / 40, c.seed) for c in cells}
     assert knobs == set(itertools.product((1e-3, 1e-2, 1e-1), (0.5, 1, 2), range(3)))
+
+
+def test_every_damping_of_the_sweep_has_rank_0_at_the_same_rate_and_clip():
+    cells, plain = ([c for c in MINI_SENSITIVITY if c.optimizer.rank == rank] for rank in (1, 0))
+    as_rank_0 = {replace(c, optimizer=replace(c.optimizer, rank=0, refresh_every=40)).folder for c in cells}
+    assert {c.folder for c in plain} == as_rank_0
 
 
 def effective_rates(configs):

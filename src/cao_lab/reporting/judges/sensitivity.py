@@ -1,5 +1,7 @@
 """What damping and the refresh interval do."""
 
+from dataclasses import replace
+
 from pandas import DataFrame
 
 from cao_lab.protocol import RATIO_MARGIN, START_MARGIN, start_loss
@@ -22,15 +24,35 @@ from cao_lab.reporting.verdicts import (
 
 def damping_effect(setting: Setting) -> Finding:
     """Holds if epochs to the primary threshold at the largest η over those at the smallest, paired over refresh
-    intervals and seeds, have an interval above 1; does not hold if below 1; undecided otherwise. With P as written η
-    divides the rate on the whole complement, so that this cannot tell damping from a smaller rate.
+    intervals and seeds, have an interval above 1, and those of rank 0 one at or below 1. Only because of the learning
+    rate if rank 0 has one above 1 too: with P as written η divides the rate on the whole complement, and rank 0 has no
+    curvature to damp. Does not hold if the interval lies below 1; undecided otherwise, or without rank 0.
     """
-    epochs = ends_ratio(setting, "damping", "crossing_epoch")
-    return (
-        Finding(direction(epochs), f"epochs, largest η over smallest: {said(epochs)}")
-        if epochs.count
-        else untested("two values of η")
+    epochs, plain = (ends_ratio(one, "damping", "crossing_epoch") for one in by_curvature(setting))
+    if not epochs.count:
+        return untested("two values of η")
+    told = f"epochs, largest η over smallest: {said(epochs)}; {of_rank_0(plain)}"
+    return Finding(beyond_the_rate(direction(epochs), direction(plain)), told)
+
+
+def by_curvature(setting: Setting) -> tuple[Setting, Setting]:
+    """Return a sweep's cells, and its runs of rank 0, which take the same rates and have no curvature."""
+    has_curvature = setting.epochs["rank"] > 0
+    return replace(setting, epochs=setting.epochs[has_curvature]), replace(
+        setting, epochs=setting.epochs[~has_curvature]
     )
+
+
+def of_rank_0(ratio: Interval) -> str:
+    """Return what the control shows, in words."""
+    return f"of rank 0: {said(ratio)}" if ratio.count else "no control of rank 0"
+
+
+def beyond_the_rate(effect: Verdict, of_control: Verdict) -> Verdict:
+    """Weigh an effect of η against what rank 0 shows: the same effect is one of the rate, none is one of curvature."""
+    if effect is not Verdict.HOLDS:
+        return effect
+    return {Verdict.HOLDS: Verdict.RATE, Verdict.FAILS: Verdict.HOLDS}.get(of_control, Verdict.UNDECIDED)
 
 
 def refresh_effect(setting: Setting) -> Finding:
@@ -38,8 +60,9 @@ def refresh_effect(setting: Setting) -> Finding:
     shortest more seconds an epoch than the longest, paired over η and seeds, both by intervals (97.5 %) beyond 1; does
     not hold if one lies on the other side of 1 or the epochs lie within ± 10 %: then there is nothing to balance.
     """
-    epochs = ends_ratio(setting, "refresh_every", "crossing_epoch", parts=2)
-    seconds = ends_ratio(setting, "refresh_every", "seconds_per_epoch", parts=2)
+    cells, _ = by_curvature(setting)
+    epochs = ends_ratio(cells, "refresh_every", "crossing_epoch", parts=2)
+    seconds = ends_ratio(cells, "refresh_every", "seconds_per_epoch", parts=2)
     if not epochs.count:
         return untested("two refresh intervals")
     is_flat = equality(epochs, 1 / RATIO_MARGIN, RATIO_MARGIN) is Verdict.HOLDS
@@ -66,37 +89,46 @@ def ends_ratio(setting: Setting, knob: str, unit: str, parts: int = 1) -> Interv
 
 def damping_variance(setting: Setting) -> Finding:
     """Holds if the variance over seeds of the early mean train loss, pooled over refresh intervals, is smaller at the
-    largest η than at the smallest, by Fisher's interval of the ratio below 1; does not hold if it lies above 1;
-    undecided otherwise.
+    largest η than at the smallest, by Fisher's interval of the ratio below 1, and that of rank 0 is not, by an interval
+    on the other side. Only because of the learning rate if it is smaller for rank 0 too. Does not hold if the interval
+    lies above 1; undecided otherwise, or without rank 0.
     """
-    groups = {
-        end: [
-            list(early_means(cell))
-            for _, cell in setting.epochs[setting.epochs["damping"] == end].groupby("refresh_every")
-        ]
-        for end in (setting.epochs["damping"].min(), setting.epochs["damping"].max())
-    }
-    if len(groups) < 2:
-        return untested("two values of η")
-    small, large = groups.values()
-    ratio = variance_ratio(small, large)
-    if not ratio.count:
-        return untested("two seeds")
-    return Finding(direction(ratio), f"variance, smallest η over largest: {said(ratio)}")
+    variance, plain = (ends_variance(one) for one in by_curvature(setting))
+    if not variance.count:
+        return untested("two values of η with two seeds each")
+    told = f"variance, smallest η over largest: {said(variance)}; {of_rank_0(plain)}"
+    return Finding(beyond_the_rate(direction(variance), direction(plain)), told)
+
+
+def ends_variance(setting: Setting) -> Interval:
+    """Return the variance over seeds of the early loss at the smallest η over that at the largest."""
+    cells = setting.epochs.groupby(["damping", "refresh_every"])
+    groups: dict[float, list[list[float]]] = {}
+    for (damping, _), cell in cells:
+        groups.setdefault(float(damping), []).append(list(early_means(cell)))
+    return variance_ratio(groups[min(groups)], groups[max(groups)]) if len(groups) > 1 else variance_ratio([], [])
 
 
 def small_damping(setting: Setting) -> Finding:
-    """Holds if at the smallest η some run diverged, or had an epoch above its start, and none did so at the largest;
-    does not hold if no run of either did; undecided otherwise.
+    """Holds if at the smallest η some run diverged, or had an epoch above its start, and none did so at the largest,
+    and no run of rank 0 did so at the smallest. Only because of the learning rate if one of rank 0 did. Does not hold
+    if no run of either η did; undecided otherwise, or without rank 0.
     """
-    shaken = {
-        end: unstable_share(setting, end) for end in (setting.epochs["damping"].min(), setting.epochs["damping"].max())
-    }
-    if len(shaken) < 2:
+    (cells, plain), ends = by_curvature(setting), ends_of_damping(setting)
+    if len(ends) < 2:
         return untested("two values of η")
-    (few, small), (many, large) = shaken.values()
-    verdict = Verdict.HOLDS if few and not many else Verdict.UNDECIDED if few or many else Verdict.FAILS
-    return Finding(verdict, f"{few} of {small} runs unstable at the smallest η, {many} of {large} at the largest")
+    (few, small), (many, large) = (unstable_share(cells, end) for end in ends)
+    shaken, controls = unstable_share(plain, ends[0])
+    effect = Verdict.HOLDS if few and not many else Verdict.UNDECIDED if few or many else Verdict.FAILS
+    of_control = Verdict.UNDECIDED if not controls else Verdict.HOLDS if shaken else Verdict.FAILS
+    told = f"{few} of {small} runs unstable at the smallest η, {many} of {large} at the largest"
+    control = f"{shaken} of {controls} of rank 0 at the smallest" if controls else "no control of rank 0"
+    return Finding(beyond_the_rate(effect, of_control), f"{told}; {control}")
+
+
+def ends_of_damping(setting: Setting) -> list[float]:
+    """Return the smallest and the largest η of a sweep, one if there is no other."""
+    return sorted({float(setting.epochs["damping"].min()), float(setting.epochs["damping"].max())})
 
 
 def unstable_share(setting: Setting, damping: float) -> tuple[int, int]:
