@@ -132,6 +132,8 @@ SUITES: Mapping[str, SuiteInfo] = {
 SEARCHING: tuple[SuiteKind, ...] = ("tuned", "optimum", "stability")
 """Kinds that try rates on purpose at which runs fail; a divergence there is no failure of the method."""
 
+REPEATING: tuple[SuiteKind, ...] = ("comparison", "repeat", "sweep")
+"""Kinds whose suites give a task the same budget, so that a label and a seed that two of them share are one run."""
 
 RUN_ELSEWHERE: tuple[SuiteKind, ...] = ("rates", "solvers")
 """Kinds of suites that are not lists of single runs: each kind has a runner, and logs, of its own."""

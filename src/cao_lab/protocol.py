@@ -10,6 +10,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 from pandas import DataFrame, Series
 
+from cao_lab.assumptions import DAMPING
 from cao_lab.facts import SUITES, Thresholds, dataset_of, kind_of, suites_of
 
 CONFIDENCE = 0.95
@@ -17,6 +18,8 @@ ACCURACY_MARGIN = 0.01
 """Two accuracies are equal when the interval of their difference lies within ± one point."""
 RATIO_MARGIN = 1.10
 """Two durations are equal when the interval of their ratio lies within ± 10 %: from 1/1.1 to 1.1."""
+LARGEST_RISK = 0.10
+"""Runs do not diverge when with confidence no more than this share of them does."""
 EARLY_SHARE = 0.4
 """The early window is the first 40 % of the budget: epochs 0 to 30 of 75 in the paper."""
 
@@ -127,14 +130,14 @@ def parts(runs: DataFrame, suite: str) -> dict[str, str]:
     """Return the label that plays each part in the runs of one task: `{"adam": "adam", "cao": "cao", …}`.
 
     Parts are recognised by configuration, not by label. `cao` is the paper's main setting: rank 1, top subspace,
-    P as written, no momentum (the default rank where every optimizer is tuned). Everything else is relative to it.
+    P as written, no momentum, and η as assumed where there are several. Everything else is relative to it.
     """
     is_cao = runs["optimizer"] == "cao"
     main = is_cao & (runs["rank"] == 1) & (runs["sketch"] == "top") & (runs["scaling"] == "inverse-damping")
     main &= is_usual(runs)
-    found = {"cao": representative(runs[main & (runs["momentum"] == 0)])}
+    found = {"cao": representative(usual_damping(runs[main & (runs["momentum"] == 0)]))}
     found |= {name: representative(runs[runs["optimizer"] == name]) for name in ("adam", "adamw")}
-    found |= {"cao-momentum": representative(runs[main & (runs["momentum"] > 0)])}
+    found |= {"cao-momentum": representative(usual_damping(runs[main & (runs["momentum"] > 0)]))}
     reference = runs[runs["label"] == found["cao"]]
     if reference.empty:
         found["sgd"] = representative(runs[(runs["optimizer"] == "sgd") & (runs["momentum"] > 0)])
@@ -144,6 +147,12 @@ def parts(runs: DataFrame, suite: str) -> dict[str, str]:
         is_sgd, has_momentum = runs["optimizer"] == "sgd", runs["momentum"] > 0
         found["sgd"], found["matched"] = (representative(runs[is_sgd & one]) for one in (has_momentum, ~has_momentum))
     return {part: label for part, label in found.items() if label is not None}
+
+
+def usual_damping(runs: DataFrame) -> DataFrame:
+    """Return the runs at the assumed η, or all if there are none."""
+    usual = runs[np.isclose(runs["damping"].astype(float), DAMPING)]
+    return runs if usual.empty else usual
 
 
 def relatives(runs: DataFrame, cao: Series) -> dict[str, str | None]:

@@ -5,7 +5,7 @@ to be uncorrelated, and pairing then only costs degrees of freedom. A sweep pair
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import TypeAlias
@@ -33,8 +33,9 @@ class Interval:
     spread: float = math.nan
     """Standard deviation of the difference between two single runs, of logarithms where it is a ratio."""
     noise: float = math.nan
-    """What two names of one method differ by at most on a seed: a factor, or a difference; NaN if nobody knows."""
+    """What one method, run twice, differs by at most on a seed: a factor, or a difference; NaN if nobody knows."""
     is_ratio: bool = True
+    confidence: float = CONFIDENCE
 
     @property
     def count(self) -> int:
@@ -48,11 +49,14 @@ class Interval:
         return math.isnan(self.noise) or size > self.noise
 
     def seeds_for(self, margin: float) -> float:
-        """Return how many seeds of either method an interval within ± the margin takes at this spread."""
+        """Return how many seeds of either method an interval within ± the margin takes, given its spread."""
         if not math.isfinite(self.spread):
             return math.nan
-        enough = (n for n in range(2, MOST_SEEDS) if t_quantile(2 * n - 2) * self.spread <= margin * math.sqrt(n))
-        return next(enough, math.inf)
+
+        def reach(n: int) -> float:
+            return t_quantile(2 * n - 2, self.confidence) * self.spread / math.sqrt(n)
+
+        return next((n for n in range(2, MOST_SEEDS) if reach(n) <= margin), math.inf)
 
 
 def welch(left: Sequence[float], right: Sequence[float], confidence: float = CONFIDENCE) -> Interval:
@@ -67,7 +71,8 @@ def welch(left: Sequence[float], right: Sequence[float], confidence: float = CON
     # Two sides without any spread have an interval without width, whatever their degrees of freedom.
     loss = sum(share**2 / (count - 1) for share, count in zip(shares, counts, strict=True))
     reach = t_quantile(total**2 / loss, confidence) * math.sqrt(total) if loss else 0.0 * total
-    return Interval(center, center - reach, center + reach, counts, math.sqrt(sum(variances)), is_ratio=False)
+    ends, spread = (center - reach, center + reach), math.sqrt(sum(variances))
+    return Interval(center, *ends, counts, spread, is_ratio=False, confidence=confidence)
 
 
 @cache
@@ -91,13 +96,13 @@ def paired_ratio(numerator: Values, denominator: Values, confidence: float = CON
         reach = math.nan
         if count > 1:
             reach = t_quantile(count - 1, confidence) * float(np.std(logs, ddof=1)) / math.sqrt(count)
-        return exponential(Interval(center, center - reach, center + reach, (count, count)))
+        return exponential(Interval(center, center - reach, center + reach, (count, count), confidence=confidence))
 
 
 def exponential(logs: Interval) -> Interval:
     """Return the ratio of which the logarithm is given."""
     center, low, high = (float(np.exp(end)) for end in (logs.center, logs.low, logs.high))
-    return Interval(center, low, high, logs.counts, logs.spread)
+    return replace(logs, center=center, low=low, high=high, is_ratio=True)
 
 
 def difference_interval(left: Values, right: Values, confidence: float = CONFIDENCE) -> Interval:
@@ -115,7 +120,7 @@ def variance_ratio(
         return Interval(math.nan, math.nan, math.nan, (0, 0))
     center, tail = above.variance / below.variance, (1 - confidence) / 2
     least, most = (float(stats.f.ppf(end, above.freedom, below.freedom)) for end in (tail, 1 - tail))
-    return Interval(center, center / most, center / least, counts)
+    return Interval(center, center / most, center / least, counts, confidence=confidence)
 
 
 @dataclass(frozen=True)
@@ -133,9 +138,12 @@ def pooled(groups: Sequence[Sequence[float]]) -> Pooled:
     return Pooled(squares / freedom if freedom else math.nan, freedom)
 
 
-def with_noise(found: Interval, one: Values, same: Values) -> Interval:
-    """Put beside a comparison what two names of one method differ by at most, on the seeds that they share."""
-    pairs = paired(one, same)
+def with_noise(found: Interval, twice: Iterable[tuple[Values, Values]]) -> Interval:
+    """Put beside a comparison what a method differs from itself by at most on a seed, where it was run twice.
+
+    Values that are the same to the last bit tell nothing: both came to be by the same operations, on one machine.
+    """
+    pairs = [pair for one, same in twice for pair in paired(one, same) if pair[0] != pair[1]]
     if found.is_ratio:
         sizes = [max(left / right, right / left) for left, right in pairs if left > 0 and right > 0]
     else:

@@ -57,21 +57,25 @@ def predicted_windows(epochs: DataFrame, refreshes: DataFrame) -> DataFrame:
     """Return the stable windows beside the largest rate that is stable on a quadratic of the logged eigenvalues.
 
     Taken from the run at the largest rate that worked: `predicted_first` is the limit at the start of training,
-    `predicted_median` the median over the run, whose eigenvalues change.
+    `predicted_median` the median over the run, whose eigenvalues change. NaN where nothing tells a limit.
     """
-    watched = refreshes[refreshes["suite"].isin(STABILITY)]
-    limits = quadratic_limit(watched).groupby([watched["run"], watched["step"]]).min().groupby("run")
+    limits = quadratic_limits(refreshes[refreshes["suite"].isin(STABILITY)])
+    first = limits[~limits.index.get_level_values("run").duplicated()].droplevel("step")
     windows = stable_windows(epochs)
     run = windows["run"]
-    return windows.assign(predicted_first=run.map(limits.first()), predicted_median=run.map(limits.median()))
+    return windows.assign(predicted_first=run.map(first), predicted_median=run.map(limits.groupby("run").median()))
 
 
-def quadratic_limit(eigenvalues: DataFrame) -> Series:
-    """Return the α/η below which a step contracts along each eigenvector; NaN for λ ≤ 0, where none does at any rate.
+def quadratic_limits(eigenvalues: DataFrame) -> Series:
+    """Return the α/η below which a step contracts on a quadratic, for each run and step with a refresh.
 
     Outside the sketch the step is (α/η)·λ, and less than 2 gives 2/λ; inside it is αλ/(λ + η), which gives 2/λ + 2/η.
-    Along λ ≤ 0 a quadratic has no minimum, and so no rate is the limit of anything.
+    Along λ ≤ 0 a quadratic has no minimum, and so no rate is the limit of anything. The limit is NaN where no λ > 0
+    outside the sketch is logged: positive ones may follow those that are, and they would decide.
     """
     is_captured = eigenvalues["is_captured"].astype(bool)
-    outside = 2 / eigenvalues["eigenvalue"].where(eigenvalues["eigenvalue"] > 0)
-    return outside + (2 / eigenvalues["damping"]).where(is_captured, 0.0)
+    limits = 2 / eigenvalues["eigenvalue"].where(eigenvalues["eigenvalue"] > 0)
+    refresh = [eigenvalues["run"], eigenvalues["step"]]
+    inside = (limits + 2 / eigenvalues["damping"]).where(is_captured).groupby(refresh).min()
+    outside = limits.where(~is_captured).groupby(refresh).min()
+    return outside.where(~(inside < outside), inside)

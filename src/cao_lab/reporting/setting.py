@@ -1,17 +1,21 @@
 """What a report is about: the runs of one task in one suite, who plays which part, and when each reached what."""
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import isclose
+from typing import TypeVar
 
 from pandas import DataFrame, concat
 
-from cao_lab.facts import SEARCHING, SUITES, SuiteKind, Thresholds, kind_of
+from cao_lab.facts import REPEATING, SEARCHING, SUITES, SuiteKind, Thresholds, kind_of
 from cao_lab.protocol import final_train_losses, fresh, parts, representative, thresholds_of, without_tuning
 from cao_lab.reporting.analysis import TASK_KEY, Goal, ended_with_costs, first_epoch_below, product_prices
 from cao_lab.reporting.logreader import Logs
 from cao_lab.reporting.palette import coloured
 from cao_lab.reporting.rates import effective_rate
+
+Measured = TypeVar("Measured")
 
 
 @dataclass(frozen=True)
@@ -26,6 +30,8 @@ class Setting:
     labels: dict[str, str]
     names: dict[str, str]
     prices: dict[str, float]
+    repeats: tuple["Setting", ...] = ()
+    """The same task in other suites with the same budget, where some of these runs were made once more."""
 
     @property
     def kind(self) -> SuiteKind | None:
@@ -49,12 +55,24 @@ class Setting:
         """Return what to call the method that plays a part."""
         return self.names[self.labels[part]]
 
+    def twice(self, measure: Callable[["Setting"], Mapping[str, Measured]]) -> list[tuple[Measured, Measured]]:
+        """Return what one method was measured at twice: under two labels, or in two suites.
+
+        `measure` gives something for each label of a setting. What the two differ by is the noise of rounding, grown by
+        training: runs in other suites were made with other versions of the code.
+        """
+        own = measure(self)
+        pairs = [(own[self.twins[0]], own[self.twins[1]])] if self.twins else []
+        for other in map(measure, self.repeats):
+            pairs += [(own[label], other[label]) for label in sorted(own.keys() & other.keys())]
+        return pairs
+
     @property
     def twins(self) -> tuple[str, str] | None:
         """Two labels of one method, if both were run: SGD at CAO's effective rate, and rank 0 in the text's form.
 
-        They are the same iteration, and what they differ by on a seed is the noise of rounding, grown by training.
-        Where each was tuned they may have come to different rates, and are not the same any more.
+        They are the same iteration. Where each was tuned they may have come to different rates, and are not the same
+        any more.
         """
         one, same = self.labels.get("matched"), self.labels.get("rank0-inverse")
         if one is None or same is None or one == same:
@@ -107,7 +125,13 @@ def settings(logs: Logs) -> list[Setting]:
         prices = product_prices(fresh(epochs, str(suite)), logs.bench)
         one = Setting(str(suite), str(task), epochs, refreshes, levels, labels, names, prices)
         found.append(replace(one, epochs=coloured(epochs, one.best)))
-    return sorted(found, key=weight)
+    return sorted((replace(one, repeats=repeats_of(one, found)) for one in found), key=weight)
+
+
+def repeats_of(setting: Setting, found: list[Setting]) -> tuple[Setting, ...]:
+    """Return the other settings in which runs of this one may have been made once more."""
+    alike = [one for one in found if one.task == setting.task and one.kind in REPEATING and one is not setting]
+    return tuple(alike) if setting.kind in REPEATING else ()
 
 
 def weight(setting: Setting) -> tuple[int, int]:

@@ -1,7 +1,7 @@
 """From intervals to verdicts: the few rules that every claim is judged by."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -61,31 +61,48 @@ def shared_confidence(parts: int) -> float:
 
 def said(ratio: Interval) -> str:
     """Return an interval of ratios in words, with the number of seeds and the noise."""
-    if ratio.count == 0:
-        return "an unknown multiple of"
-    return f"{ratio.center:.2f}×{ends(ratio, '.2f')}".replace("inf", "∞")
+    return f"{bare(ratio)} ({counted(ratio)}, {noise_of(ratio)})" if ratio.count else "unknown"
+
+
+def bare(ratio: Interval) -> str:
+    """Return an interval of ratios in words."""
+    return f"{ratio.center:.2f}×{between(ratio, '.2f')}".replace("inf", "∞")
 
 
 def points(difference: Interval) -> str:
     """Return a difference of accuracies in words, in points, with the number of seeds and the noise."""
     scaled = [100 * end for end in (difference.center, difference.low, difference.high, difference.noise)]
     told = replace(difference, center=scaled[0], low=scaled[1], high=scaled[2], noise=scaled[3])
-    return f"{told.center:+.2f} points{ends(told, '+.2f')}"
+    return f"{told.center:+.2f} points{between(told, '+.2f')} ({counted(told)}, {noise_of(told)})"
 
 
-def ends(found: Interval, form: str) -> str:
-    """Return the ends of an interval, how many seeds it is of, and the noise if it is known."""
-    seeds = " + ".join(str(count) for count in found.counts)
-    between = f" [{found.low:{form}}, {found.high:{form}}]" if found.count > 1 else " without an interval"
+def between(found: Interval, form: str) -> str:
+    """Return the ends of an interval."""
+    return f" [{found.low:{form}}, {found.high:{form}}]" if found.count > 1 else " without an interval"
+
+
+def counted(found: Interval) -> str:
+    """Return how many runs a comparison is of."""
+    return f"n = {' + '.join(str(count) for count in found.counts)}"
+
+
+def noise_of(found: Interval) -> str:
+    """Return in words how far a method is from itself."""
     unit = "×" if found.is_ratio else " points"
-    noise = "" if math.isnan(found.noise) else f", noise {found.noise:.2f}{unit}"
-    return f"{between} (n = {seeds}{noise})"
+    return "noise unknown" if math.isnan(found.noise) else f"noise {found.noise:.2f}{unit}"
 
 
-def resolution(found: Interval, margin: float, name: str) -> str:
-    """Return how many seeds a margin takes, where these were too few."""
-    needed = found.seeds_for(margin)
-    return f"; {name} takes {needed:.0f} seeds" if found.count < needed < math.inf else ""
+def in_common(found: Sequence[Interval]) -> str:
+    """Return what many comparisons share: their confidence, the number of runs, and the largest noise among them."""
+    widest = max(found, key=lambda one: -1.0 if math.isnan(one.noise) else one.noise)
+    noise = "noise unknown" if math.isnan(widest.noise) else f"{noise_of(widest)} at most"
+    return f"intervals of {100 * widest.confidence:.2f} %, {counted(widest)}, {noise}"
+
+
+def resolution(found: Iterable[Interval], margin: float, name: str) -> str:
+    """Return how many seeds a margin takes in every comparison, where these were too few."""
+    needed = max((one.seeds_for(margin) for one in found if one.count < one.seeds_for(margin)), default=math.nan)
+    return f"; {name} takes {needed:.0f} seeds" if math.isfinite(needed) else ""
 
 
 def bounded_ratio(
@@ -119,18 +136,18 @@ def sooner(
 ) -> tuple[Interval, str]:
     """Return how many times sooner one part reaches the threshold, in epochs, with a note on seeds that never did."""
     hits = setting.hits(threshold)
-
-    def of(label: str) -> DataFrame:
-        return hits[hits["label"] == label].set_index("seed")
-
-    first, second = of(setting.labels[slow]), of(setting.labels[fast])
-    ratio = bounded_ratio(first, second, confidence)
-    if twins := setting.twins:
-        one, same = (of(label)["crossing_epoch"] for label in twins)
-        ratio = with_noise(ratio, one, same)
+    first, second = (hits[hits["label"] == setting.labels[part]].set_index("seed") for part in (slow, fast))
+    ratio = with_noise(
+        bounded_ratio(first, second, confidence), setting.twice(lambda one: crossings(one.hits(threshold)))
+    )
     has_all = bool(first["epoch"].notna().all()) and bool(second["epoch"].notna().all())
     note = f" (reached on {arrivals(second)} seeds against {arrivals(first)}: a bound)"
     return ratio, "" if has_all else note
+
+
+def crossings(hits: DataFrame) -> dict[str, Values]:
+    """Return when the runs of each label crossed a threshold, by seed."""
+    return {str(label): own.set_index("seed")["crossing_epoch"] for label, own in hits.groupby("label")}
 
 
 def arrivals(hits: DataFrame) -> str:
@@ -201,5 +218,5 @@ def compare(setting: Setting, slow: str, control: str, threshold: float, parts: 
         return Finding(verdict, f"{evidence}; no control at the same effective rate")
     rival, rival_note = sooner(setting, control, "cao", threshold, confidence)
     against = f"the control {setting.name(control)} needs {said(rival)}{rival_note}"
-    more = resolution(rival, math.log(RATIO_MARGIN), "± 10 %")
+    more = resolution([rival], math.log(RATIO_MARGIN), "± 10 %")
     return Finding(with_control(gain, rival), f"{evidence}; {against}{more}")

@@ -143,17 +143,30 @@ def test_variances_have_fishers_interval() -> None:
 def test_noise_is_the_largest_difference_of_a_method_from_itself() -> None:
     ratio, difference = ratio_interval({0: 2.0}, {0: 1.0}), difference_interval({0: 2.0}, {0: 1.0})
     one, same = {0: 4.0, 1: 1.0, 2: 9.0}, {0: 2.0, 1: 3.0}
-    assert with_noise(ratio, one, same).noise == 3.0
-    assert with_noise(difference, one, same).noise == 2.0
-    assert math.isnan(with_noise(ratio, one, {}).noise)
+    assert with_noise(ratio, [(one, same)]).noise == 3.0
+    assert with_noise(difference, [(one, same)]).noise == 2.0
+    assert with_noise(ratio, [(one, same), ({0: 5.0}, {0: 1.0})]).noise == 5.0
+    assert math.isnan(with_noise(ratio, [(one, {})]).noise)
 
 
-@pytest.mark.parametrize(("margin", "seeds"), [(0.1, 4), (0.05, 9), (0.001, math.inf)])
-def test_the_seeds_for_a_margin_are_those_of_an_interval_as_wide(margin: float, seeds: float) -> None:
-    found = welch([0.0, 0.1], [0.0, 0.0])
+def test_runs_that_are_the_same_to_the_last_bit_tell_no_noise() -> None:
+    ratio, one = ratio_interval({0: 2.0}, {0: 1.0}), {0: 4.0, 1: 1.0}
+    assert math.isnan(with_noise(ratio, [(one, one)]).noise)
+    assert with_noise(ratio, [(one, {0: 4.0, 1: 2.0})]).noise == 2.0
+
+
+@pytest.mark.parametrize(
+    ("confidence", "margin", "seeds"),
+    [(0.95, 0.1, 4), (0.95, 0.05, 9), (0.95, 0.001, math.inf), (0.99, 0.1, 6), (0.99, 0.05, 16)],
+)
+def test_the_seeds_for_a_margin_are_those_of_an_interval_as_wide(
+    confidence: float, margin: float, seeds: float
+) -> None:
+    found = welch([0.0, 0.1], [0.0, 0.0], confidence)
     assert found.seeds_for(margin) == seeds
     if seeds < math.inf:
-        reach = [stats.t.ppf(0.975, 2 * n - 2) * found.spread / math.sqrt(n) for n in (seeds - 1, seeds)]
+        tail = (1 + confidence) / 2
+        reach = [stats.t.ppf(tail, 2 * n - 2) * found.spread / math.sqrt(n) for n in (seeds - 1, seeds)]
         assert reach[1] <= margin < reach[0]
 
 
@@ -229,8 +242,18 @@ def test_the_predicted_rate_is_where_a_quadratic_turns_unstable(tmp_path: Path) 
     assert limit([8.0, 4.0], SGD | {"momentum": 0.0}) == pytest.approx((0.25, 0.25))
     assert limit([8.0, 4.0], CAO) == pytest.approx((0.5, 0.5))
     assert limit([8.0, 0.05], CAO) == pytest.approx((20.25, 20.25))
-    assert limit([8.0, -4.0], CAO) == pytest.approx((20.25, 20.25))
-    assert math.isnan(limit([-8.0, -4.0], CAO)[0])
+    # A captured negative one is no limit; a negative one outside tells nothing of the positive ones behind it.
+    assert limit([-8.0, 4.0], CAO) == pytest.approx((0.5, 0.5))
+    assert math.isnan(limit([8.0, -4.0], CAO)[0])
+    assert limit([-8.0, 4.0], SGD | {"momentum": 0.0}) == pytest.approx((0.5, 0.5))
+
+
+def test_a_first_refresh_that_tells_no_limit_is_not_replaced_by_a_later_one() -> None:
+    rows = [("one", 0, 8.0, True), ("one", 0, -4.0, False), ("one", 40, 8.0, True), ("one", 40, 4.0, False)]
+    refreshes = DataFrame(rows, columns=["run", "step", "eigenvalue", "is_captured"]).assign(damping=0.1)
+    first, later = rates.quadratic_limits(refreshes)["one"]
+    assert math.isnan(first)
+    assert later == pytest.approx(0.5)
 
 
 def test_a_band_ends_with_its_shortest_run(tmp_path: Path) -> None:

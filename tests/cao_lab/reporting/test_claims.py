@@ -432,7 +432,44 @@ def test_only_what_is_absent_is_called_absent(tmp_path: Path) -> None:
 def test_a_verdict_states_its_seeds_its_interval_and_its_noise(tmp_path: Path) -> None:
     found = audit(settings(load_logs(write_suite(tmp_path, suite_of_runs()))))
     told = found[(found["suite"] == "mini") & (found["claim"] == "speed")]["evidence"].tolist()
-    assert re.search(r"Adam needs 2\.00× \[\d\.\d\d, \d\.\d\d\] \(n = 3 \+ 3, noise 1\.00×\) CAO's epochs", told[0])
+    assert re.search(r"Adam needs 2\.00× \[\d\.\d\d, \d\.\d\d\] \(n = 3 \+ 3, noise unknown\) CAO's epochs", told[0])
+
+
+def test_a_run_that_was_made_again_in_another_suite_tells_the_noise(tmp_path: Path) -> None:
+    runs = methods({"cao": 5, "adam": 15})
+    again = [replace(run, losses=decay(7.5, jitter=0.0), suite="mini-again") for run in runs if run.label == "cao"]
+    found = audit(settings(load_logs(write_suite(tmp_path, runs + again))))
+    told = found[(found["suite"] == "mini") & (found["claim"] == "speed")]["evidence"].tolist()
+    noise = re.search(r"Adam needs .*?noise (\d\.\d\d)×\)", told[0])
+    # Half-lives of 5 ± 0.01 and of 7.5 cross any threshold 1.5 times apart.
+    assert noise
+    assert float(noise[1]) == pytest.approx(1.5, abs=0.03)
+
+
+@pytest.mark.parametrize(("runs", "verdict"), [(28, Verdict.UNDECIDED), (29, Verdict.HOLDS)])
+def test_stability_takes_so_many_runs_that_one_in_ten_would_have_diverged(
+    runs: int, verdict: Verdict, tmp_path: Path
+) -> None:
+    # 0.9²⁹ = 0.047 is below 5 %, and 0.9²⁸ = 0.052 is not.
+    assert (
+        verdicts(tmp_path, [Run([4.0, 3.0], "cao", seed, CAO) for seed in range(runs)], "stability")["mini"] == verdict
+    )
+
+
+def test_where_dampings_were_tuned_the_main_setting_has_the_usual_one(tmp_path: Path) -> None:
+    runs = [
+        Run([4.0, loss], f"cao-damping{damping}", seed, CAO | {"damping": damping}, "mini-tuned")
+        for damping, loss in ((0.1, 3.5), (0.01, 3.0))
+        for seed in (1, 2)
+    ]
+    (found,) = settings(load_logs(write_suite(tmp_path, runs)))
+    assert found.labels["cao"] == "cao-damping0.1"
+
+
+def test_a_wider_window_within_the_gap_between_rates_decides_nothing(tmp_path: Path) -> None:
+    # Rates are tried by factors of two: an edge that is twice another's may be the same.
+    runs = rates("sgd", PLAIN, 0.2) + rates("cao", CURVED, 0.4)
+    assert verdicts(tmp_path, runs, "stable range") == {"stable-range": Verdict.UNDECIDED}
 
 
 def test_the_same_comparison_is_counted_once(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ def final_accuracy(setting: Setting) -> Finding:
     found = accuracy_difference(setting, "cao", "adam")
     if not found.count:
         return untested("CAO and adam")
-    more = resolution(found, ACCURACY_MARGIN, "± 1 point")
+    more = resolution([found], ACCURACY_MARGIN, "± 1 point")
     return Finding(equality(found, -ACCURACY_MARGIN, ACCURACY_MARGIN), f"CAO − Adam: {points(found)}{more}")
 
 
@@ -25,11 +25,7 @@ def accuracy_difference(setting: Setting, part: str, other: str, confidence: flo
     """Return the difference of the final test accuracies of two parts, beside the noise."""
     accuracies = by_label(setting)
     own, others = (accuracies.get(setting.labels.get(name, ""), Series(dtype=float)) for name in (part, other))
-    found = difference_interval(own, others, confidence)
-    if not setting.twins:
-        return found
-    one, same = (accuracies[label] for label in setting.twins)
-    return with_noise(found, one, same)
+    return with_noise(difference_interval(own, others, confidence), setting.twice(by_label))
 
 
 def by_label(setting: Setting) -> dict[str, Series]:

@@ -58,12 +58,16 @@ def bar(unit: str) -> float:
 
 def cost_ratio(setting: Setting, unit: str) -> Interval:
     """Return CAO's cost over SGD's, beside the noise."""
-    costs: dict[str, Values] = {
-        str(label): rows.set_index("seed")[unit] for label, rows in run_costs(setting.epochs).groupby("label")
-    }
+    costs = cost_by_label(setting, unit)
     own, others = (costs.get(setting.labels.get(part, ""), {}) for part in ("cao", "sgd"))
-    ratio = ratio_interval(own, others)
-    return with_noise(ratio, *(costs[label] for label in setting.twins)) if setting.twins else ratio
+    # Other suites ran on other days, beside other work.
+    alone = replace(setting, repeats=())
+    return with_noise(ratio_interval(own, others), alone.twice(lambda one: cost_by_label(one, unit)))
+
+
+def cost_by_label(setting: Setting, unit: str) -> dict[str, Values]:
+    """Return what the runs of each label cost, by seed."""
+    return {str(label): rows.set_index("seed")[unit] for label, rows in run_costs(setting.epochs).groupby("label")}
 
 
 def linear_in_rank(setting: Setting) -> Finding:

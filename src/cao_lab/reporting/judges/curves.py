@@ -1,16 +1,22 @@
 """What the curves of train loss look like: early on, all along, and how far seeds lie apart."""
 
+import math
+
 import numpy as np
 from pandas import DataFrame, Series
 
-from cao_lab.protocol import EARLY_SHARE
-from cao_lab.reporting.intervals import Interval, ratio_interval, variance_ratio, with_noise
+from cao_lab.protocol import EARLY_SHARE, RATIO_MARGIN
+from cao_lab.reporting.intervals import Interval, Values, ratio_interval, variance_ratio, with_noise
 from cao_lab.reporting.setting import Setting
 from cao_lab.reporting.verdicts import (
     Finding,
     Verdict,
     all_of,
+    bare,
+    counted,
     direction,
+    in_common,
+    resolution,
     said,
     shared_confidence,
     untested,
@@ -34,16 +40,19 @@ def early_loss(setting: Setting) -> Finding:
     told = "; ".join(
         f"{setting.name(part)} has {said(ratio)} CAO's loss" for part, ratio in ratios.items() if ratio.count
     )
-    return Finding(all_of(verdicts), told)
+    more = resolution([ratios["matched"]], math.log(RATIO_MARGIN), "± 10 %")
+    return Finding(all_of(verdicts), told + more)
 
 
 def loss_ratio(setting: Setting, losses: Series, of_cao: Series) -> Interval:
     """Return how many times CAO's early loss another's is, beside the noise."""
     ratio = ratio_interval(losses, of_cao, shared_confidence(len(RIVALS)))
-    if not setting.twins:
-        return ratio
-    one, same = (early_means(setting.by_label[label]) for label in setting.twins)
-    return with_noise(ratio, one, same)
+    return with_noise(ratio, setting.twice(early_means_by_label))
+
+
+def early_means_by_label(setting: Setting) -> dict[str, Values]:
+    """Return each ended run's mean train loss over the early window, by label and seed."""
+    return {label: early_means(epochs) for label, epochs in setting.by_label.items()}
 
 
 def early_means(epochs: DataFrame) -> Series:
@@ -56,28 +65,40 @@ def early_means(epochs: DataFrame) -> Series:
 def consistently_below(setting: Setting) -> Finding:
     """Holds if at every epoch the interval of the ratio of Adam's mean train loss to CAO's (k = 1), and that of SGD's,
     lies above 1, at a confidence of 1 − 0.05/m for m comparisons; does not hold if one lies below 1; undecided
-    otherwise. It asks for the order of the curves, not for its cause.
+    otherwise, or within the noise at that epoch. It asks for the order of the curves, not for its cause.
     """
     if absent := setting.lacking("cao", *RIVALS):
         return untested(*absent)
     budget = int(setting.epochs["budget"].max())
+    ratios = {part: epoch_ratios(setting, part, shared_confidence(len(RIVALS) * budget)) for part in RIVALS}
     verdicts, told = [], []
     for part in RIVALS:
-        own = epoch_verdicts(setting, part, shared_confidence(len(RIVALS) * budget))
+        own = [direction(ratio) for ratio in ratios[part]]
         above = sum(one is Verdict.HOLDS for one in own)
         below = sum(one is Verdict.FAILS for one in own)
         told.append(f"{setting.name(part)}: above CAO's at {above} of {len(own)} epochs, below at {below}")
         verdicts += own
-    return Finding(all_of(verdicts), "; ".join(told))
+    seen = in_common([ratio for part in RIVALS for ratio in ratios[part]])
+    return Finding(all_of(verdicts), f"{'; '.join(told)} ({seen})")
 
 
-def epoch_verdicts(setting: Setting, part: str, confidence: float) -> list[Verdict]:
-    """Return epoch by epoch whether another's train loss lies above CAO's."""
-    losses = [
-        setting.of(name).pivot_table(index="epoch", columns="seed", values="train_loss") for name in (part, "cao")
-    ]
+def epoch_ratios(setting: Setting, part: str, confidence: float) -> list[Interval]:
+    """Return epoch by epoch how many times CAO's train loss another's is, beside the noise."""
+    losses = [losses_by_epoch(setting.of(name)) for name in (part, "cao")]
     shared = losses[0].index.intersection(losses[1].index)
-    return [direction(ratio_interval(losses[0].loc[at], losses[1].loc[at], confidence)) for at in shared]
+    twice = setting.twice(lambda one: {label: losses_by_epoch(own) for label, own in one.by_label.items()})
+    return [
+        with_noise(
+            ratio_interval(losses[0].loc[at], losses[1].loc[at], confidence),
+            [(one.loc[at], same.loc[at]) for one, same in twice if at in one.index and at in same.index],
+        )
+        for at in shared
+    ]
+
+
+def losses_by_epoch(epochs: DataFrame) -> DataFrame:
+    """Return train losses with a row per epoch and a column per seed."""
+    return epochs.pivot_table(index="epoch", columns="seed", values="train_loss")
 
 
 def early_variance(setting: Setting) -> Finding:
@@ -92,5 +113,7 @@ def early_variance(setting: Setting) -> Finding:
     ratios = {part: variance_ratio([losses[part]], [losses["cao"]], shared_confidence(len(RIVALS))) for part in RIVALS}
     if not all(ratio.count for ratio in ratios.values()):
         return untested("two seeds")
-    told = "; ".join(f"{setting.name(part)} has {said(ratio)} CAO's variance" for part, ratio in ratios.items())
+    told = "; ".join(
+        f"{setting.name(part)} has {bare(ratio)} ({counted(ratio)}) CAO's variance" for part, ratio in ratios.items()
+    )
     return Finding(all_of(direction(ratio) for ratio in ratios.values()), told)

@@ -6,14 +6,17 @@ from pandas import DataFrame
 
 from cao_lab.protocol import RATIO_MARGIN, START_MARGIN, start_loss
 from cao_lab.reporting.analysis import sensitivity
-from cao_lab.reporting.intervals import Interval, paired_ratio, variance_ratio
+from cao_lab.reporting.intervals import Interval, paired_ratio, variance_ratio, with_noise
 from cao_lab.reporting.judges.curves import early_means
 from cao_lab.reporting.setting import Setting
 from cao_lab.reporting.verdicts import (
     Finding,
     Verdict,
     all_of,
+    bare,
     bounded_ratio,
+    counted,
+    crossings,
     direction,
     equality,
     said,
@@ -76,37 +79,40 @@ def ends_ratio(setting: Setting, knob: str, unit: str, parts: int = 1) -> Interv
     """Return a quantity at a knob's largest value over that at its smallest, paired over all else."""
     if setting.goal is None:
         return paired_ratio({}, {})
-    cells = sensitivity(setting.epochs, setting.goal.hits)
+    level, cells = setting.goal.loss, sensitivity(setting.epochs, setting.goal.hits)
     other = "refresh_every" if knob == "damping" else "damping"
     high, low = (cells[cells[knob] == end].set_index([other, "seed"]) for end in (cells[knob].max(), cells[knob].min()))
     if cells[knob].nunique() < 2:
         return paired_ratio({}, {})
     confidence = shared_confidence(parts)
     if unit == "crossing_epoch":
-        return bounded_ratio(high, low, confidence, is_paired=True)
+        twice = setting.twice(lambda one: crossings(one.hits(level)))
+        return with_noise(bounded_ratio(high, low, confidence, is_paired=True), twice)
     return paired_ratio(high[unit], low[unit], confidence)
 
 
 def damping_variance(setting: Setting) -> Finding:
-    """Holds if the variance over seeds of the early mean train loss, pooled over refresh intervals, is smaller at the
-    largest η than at the smallest, by Fisher's interval of the ratio below 1, and that of rank 0 is not, by an interval
-    on the other side. Only because of the learning rate if it is smaller for rank 0 too. Does not hold if the interval
-    lies above 1; undecided otherwise, or without rank 0.
+    """Holds if the variance over seeds of the early mean train loss, pooled over refresh intervals, is larger at the
+    smallest η than at the largest, by Fisher's interval of the ratio above 1, and rank 0 has one at or below 1. Only
+    because of the learning rate if that of rank 0 lies above 1 too. Does not hold if the interval lies below 1;
+    undecided otherwise, or without rank 0.
     """
     variance, plain = (ends_variance(one) for one in by_curvature(setting))
     if not variance.count:
         return untested("two values of η with two seeds each")
-    told = f"variance, smallest η over largest: {said(variance)}; {of_rank_0(plain)}"
-    return Finding(beyond_the_rate(direction(variance), direction(plain)), told)
+    told = f"variance, smallest η over largest: {bare(variance)} ({counted(variance)})"
+    control = f"of rank 0: {bare(plain)} ({counted(plain)})" if plain.count else "no control of rank 0"
+    return Finding(beyond_the_rate(direction(variance), direction(plain)), f"{told}; {control}")
 
 
 def ends_variance(setting: Setting) -> Interval:
     """Return the variance over seeds of the early loss at the smallest η over that at the largest."""
-    cells = setting.epochs.groupby(["damping", "refresh_every"])
-    groups: dict[float, list[list[float]]] = {}
-    for (damping, _), cell in cells:
-        groups.setdefault(float(damping), []).append(list(early_means(cell)))
-    return variance_ratio(groups[min(groups)], groups[max(groups)]) if len(groups) > 1 else variance_ratio([], [])
+    rows = setting.epochs
+    groups = [
+        [list(early_means(cell)) for _, cell in rows[rows["damping"] == end].groupby("label")]
+        for end in ends_of_damping(setting)
+    ]
+    return variance_ratio(groups[0], groups[-1]) if len(groups) > 1 else variance_ratio([], [])
 
 
 def small_damping(setting: Setting) -> Finding:
@@ -128,7 +134,8 @@ def small_damping(setting: Setting) -> Finding:
 
 def ends_of_damping(setting: Setting) -> list[float]:
     """Return the smallest and the largest η of a sweep, one if there is no other."""
-    return sorted({float(setting.epochs["damping"].min()), float(setting.epochs["damping"].max())})
+    dampings = setting.epochs["damping"].dropna()
+    return sorted({float(dampings.min()), float(dampings.max())}) if len(dampings) else []
 
 
 def unstable_share(setting: Setting, damping: float) -> tuple[int, int]:

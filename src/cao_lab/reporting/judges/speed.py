@@ -12,6 +12,7 @@ from cao_lab.reporting.verdicts import (
     all_of,
     compare,
     equality,
+    in_common,
     points,
     resolution,
     said,
@@ -58,6 +59,8 @@ def threshold_range(setting: Setting) -> Finding:
     """
     if setting.thresholds is None:
         return UNDECLARED
+    if absent := setting.lacking("cao", "adam"):
+        return untested(*absent)
     levels = setting.thresholds.sweep
     found = {level: compare(setting, "adam", "matched", level, len(levels)) for level in levels}
     told = {level: one.verdict for level, one in found.items() if one.can_tell}
@@ -65,7 +68,8 @@ def threshold_range(setting: Setting) -> Finding:
         return untestable("no declared threshold can tell")
     names = {verdict: [f"{level:g}" for level, one in told.items() if one is verdict] for verdict in Verdict}
     each = "; ".join(f"{verdict} at {', '.join(some)}" for verdict, some in names.items() if some)
-    return Finding(all_of(told.values()), each)
+    gains = [sooner(setting, "adam", "cao", level, shared_confidence(len(levels)))[0] for level in told]
+    return Finding(all_of(told.values()), f"{each} ({in_common(gains)})")
 
 
 def rank_insensitivity(setting: Setting) -> Finding:
@@ -77,14 +81,16 @@ def rank_insensitivity(setting: Setting) -> Finding:
         return untested(*absent)
     if setting.thresholds is None:
         return UNDECLARED
-    verdicts, told, confidence = [], [], shared_confidence(4)
+    epochs, accuracies, told, confidence = [], [], [], shared_confidence(4)
     for rank in ("rank3", "rank5"):
-        epochs, note = sooner(setting, rank, "cao", setting.thresholds.primary, confidence)
-        accuracy = accuracy_difference(setting, rank, "cao", confidence)
-        verdicts += [equality(epochs, 1 / RATIO_MARGIN, RATIO_MARGIN)]
-        verdicts += [equality(accuracy, -ACCURACY_MARGIN, ACCURACY_MARGIN)]
-        told.append(f"{setting.name(rank)}: epochs {said(epochs)}{note}, accuracy {points(accuracy)}")
-    more = resolution(epochs, math.log(RATIO_MARGIN), "± 10 %") + resolution(accuracy, ACCURACY_MARGIN, "± 1 point")
+        ratio, note = sooner(setting, rank, "cao", setting.thresholds.primary, confidence)
+        difference = accuracy_difference(setting, rank, "cao", confidence)
+        told.append(f"{setting.name(rank)}: epochs {said(ratio)}{note}, accuracy {points(difference)}")
+        epochs.append(ratio)
+        accuracies.append(difference)
+    verdicts = [equality(one, 1 / RATIO_MARGIN, RATIO_MARGIN) for one in epochs]
+    verdicts += [equality(one, -ACCURACY_MARGIN, ACCURACY_MARGIN) for one in accuracies]
+    more = resolution(epochs, math.log(RATIO_MARGIN), "± 10 %") + resolution(accuracies, ACCURACY_MARGIN, "± 1 point")
     return Finding(all_of(verdicts), "; ".join(told) + f" (against k = 1){more}")
 
 
@@ -109,9 +115,9 @@ def as_printed(setting: Setting) -> Finding:
         return untested(*absent)
     if setting.thresholds is None:
         return UNDECLARED
-    told, verdicts = [], []
-    for name in found:
-        epochs, note = sooner(setting, name, "cao", setting.thresholds.primary, shared_confidence(len(AS_PRINTED)))
-        verdicts.append(equality(epochs, 1 / RATIO_MARGIN, RATIO_MARGIN))
-        told.append(f"{name}: epochs {said(epochs)}{note}")
-    return Finding(all_of(verdicts), "; ".join(told))
+    confidence, level = shared_confidence(len(AS_PRINTED)), setting.thresholds.primary
+    epochs = {name: sooner(setting, name, "cao", level, confidence) for name in found}
+    told = "; ".join(f"{name}: epochs {said(ratio)}{note}" for name, (ratio, note) in epochs.items())
+    ratios = [ratio for ratio, _ in epochs.values()]
+    more = resolution(ratios, math.log(RATIO_MARGIN), "± 10 %")
+    return Finding(all_of(equality(one, 1 / RATIO_MARGIN, RATIO_MARGIN) for one in ratios), told + more)
