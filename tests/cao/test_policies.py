@@ -9,6 +9,7 @@ from small_models import Quadratic, descend
 
 from cao import CAO, Every, Fixed, FromSpectrum, Lanczos, SubspaceIteration
 from cao.eigensolvers import SOLVERS, SolverName
+from cao.linalg import Eigenpairs
 from cao.policies.damping import DAMPINGS, DampingName
 from cao.policies.rank import RANKS, RankName
 from cao.policies.refresh import REFRESHES, Look, RefreshName, Track
@@ -94,3 +95,14 @@ def test_automatic_damping_measures_the_curvature_that_the_sketch_has_missed(ran
     damping, products = FromSpectrum(products=5).at_refresh(pairs, rank, matrix, weight_decay=0.5)
     assert damping == pytest.approx(9.5, rel=0.05)
     assert 1 <= products <= 5
+
+
+def test_automatic_damping_is_stable_at_a_rate_of_1_though_all_residuals_point_one_way():
+    # Four Ritz pairs of 0.01, each with a residual of 1 along the same direction, which has a curvature of 1 itself.
+    hessian = 0.01 * torch.eye(5, dtype=torch.float64)
+    hessian[4], hessian[:, 4] = 1.0, 1.0
+    vectors, values = torch.eye(5, 4, dtype=torch.float64), torch.full((4,), 0.01, dtype=torch.float64)
+    residuals = (hessian @ vectors - vectors * values).norm(dim=0)
+    damping, _ = FromSpectrum().at_refresh(Eigenpairs(values, vectors, residuals), 4, hessian, weight_decay=0.0)
+    inverse = torch.linalg.inv(vectors @ torch.diag(values) @ vectors.T + damping * torch.eye(5, dtype=torch.float64))
+    assert torch.linalg.eigvals(inverse @ hessian).abs().max() < 2

@@ -142,10 +142,10 @@ class AtTheEdge:
 class FromSpectrum:
     """Damping at the curvature that the sketch leaves out, for full-batch problems at lr=1.
 
-    η is the largest of the smallest captured |λ|, the largest residual, and the curvature found outside the sketch
-    by a few more products; weight decay, which adds to the curvature everywhere, comes on top. So, converged or not, P
-    leaves a curvature below 2 in every direction: with η ≥ ‖R‖ and η ≥ ‖C‖, where R couples the sketch to its
-    complement and C is the complement's curvature, ‖P^½HP^½‖ ≤ 1 + ‖R‖/√(η(λ+η)) < 2.
+    η is the largest of the smallest captured |λ|, the norm ‖R‖ of all residuals, and the curvature found outside the
+    sketch by a few more products; weight decay, which adds to the curvature everywhere, comes on top. So, converged or
+    not, P leaves a curvature below 2 in every direction: R couples the sketch to its complement, and with η ≥ ‖R‖ and
+    η ≥ ‖C‖, where C is the complement's curvature, ‖P^½HP^½‖ ≤ 1 + ‖R‖/√(η(λ+η)) < 2.
 
     That is true of the curvature at the refresh. Because it changes, in any network, every step is checked
     (`cao.trial`): one that overshot is taken back, and η is raised until steps succeed again.
@@ -170,7 +170,7 @@ class FromSpectrum:
         magnitudes = pairs.values.abs()
         # Below √ε·λ₁ a step would amplify the rounding of the gradient in flat directions to the size of a step.
         rounding = torch.finfo(magnitudes.dtype).eps ** 0.5 * float(magnitudes.max())
-        measured = max(float(magnitudes.min()), float(pairs.residuals.max()), outside, rounding)
+        measured = max(float(magnitudes.min()), float(pairs.residuals.norm()), outside, rounding)
         return (measured + weight_decay) or None, products
 
     def at_step(self, measured: float | None, pace: Pace, caution: float) -> float:
