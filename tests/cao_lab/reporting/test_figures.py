@@ -1,7 +1,6 @@
 """Figures are compared by the data they draw, not by their pixels."""
 
 import math
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,6 @@ from synthetic_logs import ADAM, CAO, SGD, Run, suite_of_runs, write_suite
 from cao_lab.facts import CURVATURES
 from cao_lab.reporting import figures
 from cao_lab.reporting.analysis import Goal, ended_with_costs, first_epoch_below
-from cao_lab.reporting.eigenvalue_figure import eigenvalue_figure
 from cao_lab.reporting.logreader import Logs, load_logs
 from cao_lab.reporting.rates import predicted_windows
 from cao_lab.reporting.setting import settings
@@ -114,40 +112,6 @@ def test_the_rank_ablation_holds_everything_but_the_rank(tmp_path: Path) -> None
 def test_any_column_of_the_logs_can_be_drawn(two_seeds: DataFrame) -> None:
     figure = figures.curve_figure(two_seeds, "test_accuracy")
     assert curves(figure)["CAO k=1 †"].get_ydata().tolist() == [0.6, 0.8, 0.9]
-
-
-def test_eigenvalues_are_drawn_with_the_edge_of_stability(tmp_path: Path) -> None:
-    runs = [Run([3.0, 2.0], seed=seed, eigenvalues=[10.0 + 2 * seed, 4.0]) for seed in (0, 1)]
-    lines = axes_of(eigenvalue_figure(logs_of(tmp_path, *runs).refreshes)).lines
-    assert [line.get_ydata()[0] for line in lines] == [11.0, 4.0, pytest.approx(20.0)]
-
-
-@pytest.mark.parametrize(
-    ("config", "name"),
-    [(SGD, "2(1+β)/α"), (CAO, "2η/α"), (CAO | {"momentum": 0.9}, "2η(1+β)/α"), (CAO | {"scaling": "unit"}, "2/α")],
-)
-def test_the_edge_is_named_by_the_formula_that_is_drawn(config: dict[str, object], name: str, tmp_path: Path) -> None:
-    figure = eigenvalue_figure(logs_of(tmp_path, Run([3.0, 2.0], "one", 0, config, eigenvalues=[10.0])).refreshes)
-    assert name in [text.get_text() for text in axes_of(figure).texts]
-
-
-def test_the_names_of_eigenvalues_do_not_overlap_and_every_axis_has_ticks(tmp_path: Path) -> None:
-    config = CAO | {"rank": 5}
-    run = Run([3.0, 2.0], "one", 0, config, eigenvalues=[9e4, 8.9e4, 8.8e4, 12.0, 0.3, 0.2])
-    figure = eigenvalue_figure(logs_of(tmp_path, run).refreshes)
-    FigureCanvasAgg(figure).draw()
-    axes = axes_of(figure)
-    boxes = sorted(text.get_window_extent().y0 for text in axes.texts if text.get_text().startswith("λ"))
-    heights = [text.get_window_extent().height for text in axes.texts if text.get_text().startswith("λ")]
-    assert min(after - before for before, after in pairwise(boxes)) > 0.7 * max(heights)
-    shown = [label for label in axes.get_yticklabels() if label.get_text()]
-    assert len(shown) >= 4
-    assert all(label.get_window_extent().x0 >= 0 for label in shown)
-
-
-def test_adam_has_no_edge(tmp_path: Path) -> None:
-    refreshes = logs_of(tmp_path, Run([3.0, 2.0], "adam", 0, ADAM, eigenvalues=[10.0])).refreshes
-    assert len(axes_of(eigenvalue_figure(refreshes)).lines) == 1
 
 
 def test_stable_windows_show_both_ends_and_the_predictions(tmp_path: Path) -> None:
