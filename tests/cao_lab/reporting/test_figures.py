@@ -97,6 +97,43 @@ def test_wall_clock_has_seconds_on_its_axis(two_seeds: DataFrame) -> None:
     assert axes_of(figure).get_xlabel() == "seconds of training"
 
 
+def test_seconds_have_ticks_between_whole_numbers_and_epochs_have_none(tmp_path: Path) -> None:
+    epochs = logs_of(tmp_path, Run([4.0, 2.0, 1.0], seconds=0.8)).epochs
+    seconds, steps = (axes_of(figures.curve_figure(epochs, "train_loss", x)).get_xticks() for x in ("seconds", "epoch"))
+    assert sum(0.8 <= tick <= 2.4 for tick in seconds) >= 4
+    assert all(tick == round(tick) for tick in steps)
+
+
+def test_one_seed_that_leaves_the_frame_marks_its_method(tmp_path: Path) -> None:
+    runs = [Run([4.0, 2.0, end], "adam", seed, ADAM) for seed, end in enumerate((1.0, 1e9, 1.0))]
+    assert list(curves(figures.train_loss_figure(logs_of(tmp_path, *runs).epochs))) == ["Adam ↑"]
+
+
+def test_where_the_mean_never_arrives_dots_lie_on_the_seeds_that_do(tmp_path: Path) -> None:
+    losses = ([4.0, 2.0, 1.0], [4.0, 3.0, 1.5], [4.0, 4.0, 40.0])
+    epochs = logs_of(tmp_path, *(Run(list(one), "adam", seed, ADAM) for seed, one in enumerate(losses))).epochs
+    found = dots(figures.train_loss_figure(epochs, goal(epochs, 1.75)))
+    assert [x for x, _, _ in found] == pytest.approx([2.25, 2 + 1.25 / 1.5])
+    assert {face for _, _, face in found} == {"white"}
+
+
+def test_epochs_of_several_iterations_have_no_dot_and_say_so(tmp_path: Path) -> None:
+    runs = [Run([4.0, 2.0, 1.0], "lbfgs", 0, {"name": "lbfgs", "lr": 1.0}, steps_per_epoch=1), Run([4.0, 3.0, 2.0])]
+    epochs = logs_of(tmp_path, *runs).epochs
+    over_epochs, over_seconds = (
+        draw(epochs, goal(epochs, 2.5)) for draw in (figures.train_loss_figure, figures.wall_clock_figure)
+    )
+    assert [len(dots(figure)) for figure in (over_epochs, over_seconds)] == [1, 2]
+    assert "L-BFGS †, steps of several iterations" in curves(over_epochs)
+    assert "L-BFGS †" in curves(over_seconds)
+
+
+def test_the_legend_names_the_threshold(two_seeds: DataFrame) -> None:
+    legend = axes_of(figures.train_loss_figure(two_seeds, goal(two_seeds, 1.25))).get_legend()
+    assert legend is not None
+    assert legend.get_texts()[-1].get_text() == "threshold 1.25"
+
+
 def test_a_diverged_run_ends_in_a_cross(tmp_path: Path) -> None:
     epochs = logs_of(tmp_path, Run([3.0, 2.0, math.nan], status="diverged")).epochs
     crosses = [line for line in axes_of(figures.train_loss_figure(epochs)).lines if line.get_marker() == "x"]
@@ -106,7 +143,8 @@ def test_a_diverged_run_ends_in_a_cross(tmp_path: Path) -> None:
 def test_the_rank_ablation_holds_everything_but_the_rank(tmp_path: Path) -> None:
     epochs = logs_of(tmp_path, *suite_of_runs()).epochs
     drawn = curves(figures.rank_ablation_figure(epochs, goal(epochs, 3.0)))
-    assert list(drawn) == ["CAO k=0", "CAO k=0, scaling unit", "CAO k=1", "CAO k=3", "CAO k=5"]
+    ranks = ["CAO k=0", "CAO k=0, scaling unit", "CAO k=1", "CAO k=3", "CAO k=5"]
+    assert list(drawn) == [*ranks, "threshold 3"]
 
 
 def test_any_column_of_the_logs_can_be_drawn(two_seeds: DataFrame) -> None:
