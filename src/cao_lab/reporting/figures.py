@@ -12,6 +12,7 @@ from matplotlib.ticker import MaxNLocator, NullFormatter, StrMethodFormatter
 from pandas import DataFrame
 
 from cao_lab.facts import method_info
+from cao_lab.protocol import is_usual
 from cao_lab.reporting.analysis import LARGEST_DRAWN, Goal, seed_band
 from cao_lab.reporting.palette import Stroke, strokes
 
@@ -191,7 +192,7 @@ def rank_ablation_figure(runs: DataFrame, goal: Goal | None = None) -> Figure:
 
 def rank_ablation(runs: DataFrame) -> DataFrame:
     """Return the CAO runs that differ from each other in rank alone, both forms of rank 0 among them."""
-    cao = runs[(runs["optimizer"] == "cao") & (runs["sketch"] == "top") & (runs["momentum"] == 0)]
+    cao = runs[(runs["optimizer"] == "cao") & (runs["sketch"] == "top") & (runs["momentum"] == 0) & is_usual(runs)]
     kept = cao[(cao["scaling"] == "inverse-damping") | (cao["rank"] == 0)]
     rest = kept[["base_lr", "damping", "refresh_every"]]
     return kept[(rest == rest.mode().iloc[0]).all(axis=1)] if len(kept) else kept

@@ -147,6 +147,15 @@ def test_the_rank_ablation_holds_everything_but_the_rank(tmp_path: Path) -> None
     assert list(drawn) == [*ranks, "threshold 3"]
 
 
+def test_the_rank_ablation_leaves_out_what_differs_in_more_than_the_rank(tmp_path: Path) -> None:
+    as_printed = {"negative_curvature": "signed", "eigensolver": "lanczos", "warmup_steps": 40}
+    usual = {"negative_curvature": "magnitude", "eigensolver": "subspace", "warmup_steps": 0}
+    ranks = [Run([4.0, 2.0], f"rank{k}", 0, CAO | usual | {"rank": k}) for k in (1, 3)]
+    others = [Run([4.0, 2.0], key, 0, CAO | usual | {key: value}) for key, value in as_printed.items()]
+    drawn = curves(figures.rank_ablation_figure(logs_of(tmp_path, *ranks, *others).epochs))
+    assert list(drawn) == ["CAO k=1 (rank1) †", "CAO k=3 †"]
+
+
 def test_any_column_of_the_logs_can_be_drawn(two_seeds: DataFrame) -> None:
     figure = figures.curve_figure(two_seeds, "test_accuracy")
     assert curves(figure)["CAO k=1 †"].get_ydata().tolist() == [0.6, 0.8, 0.9]
