@@ -19,6 +19,8 @@ from cao_lab.reporting.palette import Stroke, strokes
 STYLE = Path(__file__).with_name("cao.mplstyle")
 LEGEND_WIDTH = 28
 """Letters that fit beside the axes."""
+MARK_EVERY = 0.12
+"""Share of the axes between two markers of a curve."""
 PLAIN_NUMBERS = StrMethodFormatter("{x:g}")
 styled = matplotlib.style.context(STYLE)
 AXES = {
@@ -141,9 +143,13 @@ def draw_method(axes: Axes, runs: DataFrame, column: str, x: str, stroke: Stroke
             axes.plot(run[x].iloc[-1], run[column].iloc[-1], marker="x", color=stroke.colour, linestyle="none")
     band = seed_band(runs, column, x)
     order = 2.0 if stroke.is_dashed else 2.5
-    # A single point has no line to be drawn with.
-    marker = "." if len(band) == 1 else "none"
-    axes.plot(band["x"], band["mean"], color=stroke.colour, linestyle=dash, marker=marker, label=label, zorder=order)
+    look: dict[str, Any] = {"color": stroke.colour, "linestyle": dash, "zorder": order, "label": label}
+    if stroke.marker:
+        look |= {"marker": stroke.marker, "markersize": 4, "markevery": MARK_EVERY}
+    # A single point has no line to be drawn with, nor a length along which markers could be spread.
+    if len(band) == 1:
+        look |= {"marker": stroke.marker or ".", "markevery": None}
+    axes.plot(band["x"], band["mean"], **look)
     if seeds > 1:
         high = band["mean"] + band["std"]
         axes.fill_between(band["x"], band["low"], high, color=stroke.colour, alpha=0.15, linewidth=0)

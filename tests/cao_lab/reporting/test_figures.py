@@ -82,7 +82,7 @@ def test_a_run_that_rises_far_above_its_start_leaves_the_frame(tmp_path: Path) -
 
 def test_a_single_epoch_is_drawn_as_a_point(tmp_path: Path) -> None:
     (curve,) = curves(figures.train_loss_figure(logs_of(tmp_path, Run([3.0])).epochs)).values()
-    assert curve.get_marker() == "."
+    assert (curve.get_marker(), curve.get_markevery()) == (".", None)
 
 
 def test_the_early_window_ends_where_it_should(two_seeds: DataFrame) -> None:
@@ -194,3 +194,10 @@ def test_a_method_has_the_same_colour_whoever_is_drawn_with_it(tmp_path: Path) -
     assert {name: line.get_color() for name, line in few.items()}.items() <= {
         name: line.get_color() for name, line in everyone.items()
     }.items()
+
+
+def test_a_colour_that_begins_anew_has_markers_along_its_curve(tmp_path: Path) -> None:
+    runs = [Run([4.0, 2.0, 1.0], f"rank{k}", 0, CAO | {"rank": k}) for k in range(1, 7)]
+    drawn = curves(figures.train_loss_figure(logs_of(tmp_path, *runs).epochs)).values()
+    assert [line.get_marker() for line in drawn] == ["None"] * 4 + ["s"] * 2
+    assert {line.get_linestyle() for line in drawn} == {"-"}
