@@ -1,6 +1,7 @@
 """Figures are compared by the data they draw, not by their pixels."""
 
 import math
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -175,6 +176,25 @@ def test_stable_windows_show_both_ends_and_the_predictions(tmp_path: Path) -> No
     drawn = [line.get_xdata().tolist() for line in axes.lines[-4:]]
     assert drawn == [[0.4, 0.4], [0.8, 0.8], [0.5, 0.25], [0.5, 0.25]]
     assert [label.get_text() for label in axes.get_yticklabels()] == ["CAO k=1", "SGD, momentum 0.9"]
+
+
+@pytest.mark.parametrize("rates", [(0.9, 1.2, 1.5), (0.1, 1.0, 3.0), (0.004, 0.03, 2.0), (1e-6, 1e-3, 10.0)])
+def test_rates_can_be_read_between_labels_that_do_not_overlap(rates: tuple[float, ...], tmp_path: Path) -> None:
+    losses = ([2.2, 1.0], [2.2, 1.0], [2.2, 9.0])
+    runs = [
+        Run(own, f"{task}-{rate}", 0, SGD | {"lr": rate}, "stable-range", task, eigenvalues=[2 / rates[0]])
+        for task in ("digits-mlp", "digits-linear")
+        for own, rate in zip(losses, rates, strict=True)
+    ]
+    logs = logs_of(tmp_path, *runs)
+    figure = stable_window_figure(predicted_windows(logs.epochs, logs.refreshes))
+    FigureCanvasAgg(figure).draw()
+    axes = axes_of(figure)
+    low, high = axes.get_xlim()
+    labels = [label for label in axes.get_xticklabels() if low <= label.get_position()[0] <= high and label.get_text()]
+    boxes = [label.get_window_extent() for label in labels]
+    assert len(labels) >= 3
+    assert min(after.x0 - before.x1 for before, after in pairwise(boxes)) > 0
 
 
 def test_a_long_name_is_wrapped_and_fits_into_the_figure(tmp_path: Path) -> None:
