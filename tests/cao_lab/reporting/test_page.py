@@ -105,6 +105,16 @@ def test_methods_that_share_a_colour_have_markers_that_plotly_knows(tmp_path: Pa
     assert [Marker(symbol=name).symbol for name in SYMBOLS.values()] == [*SYMBOLS.values()]
 
 
+def test_epochs_of_several_iterations_have_no_mark(logs: Logs) -> None:
+    (setting,) = json.loads(page_data(settings(logs)))["settings"]
+    labels = [method["label"] for method in setting["methods"]]
+    marks = {
+        label: row["marks"] for label, row in zip(labels, setting["times"][setting["declared"]]["methods"], strict=True)
+    }
+    assert [label for label in labels if marks[label] and marks[label][0] is None] == ["lbfgs"]
+    assert None not in marks["lbfgs"][1:]
+
+
 @pytest.fixture(scope="module")
 def browser(text: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[WebDriver]:
     chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
