@@ -156,7 +156,7 @@ class MethodInfo:
 
     title: str
     colour: str | None = None
-    """A colour that is always its own."""
+    """A colour that is always its own; without one, a colour that nobody else has in the figure."""
     has_epochs: bool = True
     """False where an epoch is several iterations, and compares with nobody's."""
     has_edge: bool = False
@@ -165,18 +165,18 @@ class MethodInfo:
 
 METHODS: Mapping[str, MethodInfo] = {
     "cao": MethodInfo("CAO", has_edge=True),
-    "cao-defaults": MethodInfo("CAO with defaults", has_edge=True),
-    "cao-adam": MethodInfo("CAO in Adam's metric"),
+    "cao-defaults": MethodInfo("CAO with defaults", "#ea68c3", has_edge=True),
+    "cao-adam": MethodInfo("CAO in Adam's metric", "#755b00"),
     "sgd": MethodInfo("SGD", "#00287b", has_edge=True),
     "adam": MethodInfo("Adam", "#00a856"),
     "adamw": MethodInfo("AdamW", "#157591"),
     "lbfgs": MethodInfo("L-BFGS", "#7572e8", has_epochs=False),
-    "adahessian": MethodInfo("AdaHessian"),
-    "soap": MethodInfo("SOAP"),
-    "muon": MethodInfo("Muon"),
-    "adagrad": MethodInfo("AdaGrad"),
-    "rmsprop": MethodInfo("RMSProp"),
-    "shampoo": MethodInfo("Shampoo"),
+    "adahessian": MethodInfo("AdaHessian", "#f86050"),
+    "soap": MethodInfo("SOAP", "#5bb6f7"),
+    "muon": MethodInfo("Muon", "#a9b600"),
+    "adagrad": MethodInfo("AdaGrad", "#9c828f"),
+    "rmsprop": MethodInfo("RMSProp", "#82b68f"),
+    "shampoo": MethodInfo("Shampoo", "#410db6"),
 }
 
 

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 from textwrap import fill
+from typing import Any
 
 import matplotlib.style
 import numpy as np
@@ -10,12 +11,16 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, NullFormatter, StrMethodFormatter
 from pandas import DataFrame
 
+from cao_lab.facts import method_info
+from cao_lab.protocol import is_usual
 from cao_lab.reporting.analysis import LARGEST_DRAWN, Goal, seed_band
 from cao_lab.reporting.palette import Stroke, strokes
 
 STYLE = Path(__file__).with_name("cao.mplstyle")
 LEGEND_WIDTH = 28
 """Letters that fit beside the axes."""
+MARK_EVERY = 0.12
+"""Share of the axes between two markers of a curve."""
 PLAIN_NUMBERS = StrMethodFormatter("{x:g}")
 styled = matplotlib.style.context(STYLE)
 AXES = {
@@ -32,20 +37,24 @@ def curve_figure(
 
     The mean ends where the first seed ends; a single seed is marked †, a run that diverged ends in a cross. With a
     goal, a dot marks where the mean reaches it, hollow if not every seed did. What rises far above the start leaves the
-    frame, marked ↑, so that one diverging run does not press the others flat.
+    frame, so that one diverging run does not press the others flat; a method of which a seed ends there is marked ↑.
     """
     figure = Figure()
     axes = figure.add_subplot()
     runs = at_their_time(runs)
     shown = drawable(runs if last_epoch is None else runs[runs["epoch"] <= last_epoch], column)
-    for name, stroke in strokes(runs).items():
-        draw_method(axes, shown[shown["name"] == name], column, x, stroke)
+    highest = ceiling(shown, column) if column.endswith("loss") else np.inf
+    for name, stroke in strokes(shown).items():
+        own = shown[shown["name"] == name]
+        ends = own[np.isfinite(own[column])].drop_duplicates("run", keep="last")[column]
+        label = legend_name(own, x, has_left=bool((ends > highest).any()))
+        draw_method(axes, own, column, x, stroke, label=label)
     if goal is not None:
         draw_goal(axes, shown, x, goal)
     if column.endswith("loss"):
         frame_losses(axes, shown, column)
     axes.set(xlabel=x_label(runs, x), ylabel=AXES[column], title=title(runs))
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=x == "epoch"))
     if shown[x].nunique() == 1:
         axes.set_xlim(0, 2 * shown[x].iloc[0] or 1)
     curves, names = axes.get_legend_handles_labels()
@@ -68,7 +77,7 @@ def x_label(runs: DataFrame, x: str) -> str:
 
 
 def frame_losses(axes: Axes, shown: DataFrame, column: str) -> None:
-    """Choose the scale of an axis of losses, and cut off what lies far above every start."""
+    """Choose the scale of an axis of losses, and cut off what lies far above the start."""
     highest = ceiling(shown, column)
     inside = shown.loc[shown[column].abs() <= highest, column].to_numpy()
     is_log = bool((shown[column] > 0).all()) and spans_decades(inside)
@@ -82,7 +91,7 @@ def frame_losses(axes: Axes, shown: DataFrame, column: str) -> None:
 
 
 def ceiling(shown: DataFrame, column: str) -> float:
-    """Return the loss above which a curve leaves the frame: three times the highest first loss of any run."""
+    """Return the loss above which a curve leaves the frame: three times the median first loss."""
     first = shown.loc[np.isfinite(shown[column])].drop_duplicates("run")[column]
     return float(3 * first.median()) if len(first) else np.inf
 
@@ -108,7 +117,19 @@ def plain(name: str) -> str:
     return name.replace("$", r"\$")
 
 
-def draw_method(axes: Axes, runs: DataFrame, column: str, x: str, stroke: Stroke) -> None:
+def legend_name(runs: DataFrame, x: str, has_left: bool) -> str:
+    """Return a method's name with what is to be known of its curve, and of its epochs where they are no measure."""
+    marks = f"{' †' if runs['seed'].nunique() == 1 else ''}{' ↑' if has_left else ''}"
+    said = "" if is_counted(runs, x) else f", {x_label(runs, x)} of several iterations"
+    return plain(f"{runs['name'].iloc[0]}{marks}{said}")
+
+
+def is_counted(runs: DataFrame, x: str) -> bool:
+    """Say whether the horizontal axis is a measure of a method's effort: epochs are none of L-BFGS."""
+    return x != "epoch" or method_info(runs["optimizer"].iloc[0]).has_epochs
+
+
+def draw_method(axes: Axes, runs: DataFrame, column: str, x: str, stroke: Stroke, *, label: str) -> None:
     """Draw one method: each seed thin, their mean and band strong."""
     finite = runs[np.isfinite(runs[column])]
     if finite.empty:
@@ -121,31 +142,37 @@ def draw_method(axes: Axes, runs: DataFrame, column: str, x: str, stroke: Stroke
         if run["status"].iloc[0] == "diverged":
             axes.plot(run[x].iloc[-1], run[column].iloc[-1], marker="x", color=stroke.colour, linestyle="none")
     band = seed_band(runs, column, x)
-    leaves = column.endswith("loss") and finite[column].iloc[-1] > ceiling(runs, column)
-    label = plain(f"{runs['name'].iloc[0]}{' †' if seeds == 1 else ''}{' ↑' if leaves else ''}")
     order = 2.0 if stroke.is_dashed else 2.5
-    # A single point has no line to be drawn with.
-    marker = "." if len(band) == 1 else "none"
-    axes.plot(band["x"], band["mean"], color=stroke.colour, linestyle=dash, marker=marker, label=label, zorder=order)
+    look: dict[str, Any] = {"color": stroke.colour, "linestyle": dash, "zorder": order, "label": label}
+    if stroke.marker:
+        look |= {"marker": stroke.marker, "markersize": 4, "markevery": MARK_EVERY}
+    # A single point has no line to be drawn with, nor a length along which markers could be spread.
+    if len(band) == 1:
+        look |= {"marker": stroke.marker or ".", "markevery": None}
+    axes.plot(band["x"], band["mean"], **look)
     if seeds > 1:
         high = band["mean"] + band["std"]
         axes.fill_between(band["x"], band["low"], high, color=stroke.colour, alpha=0.15, linewidth=0)
 
 
 def draw_goal(axes: Axes, shown: DataFrame, x: str, goal: Goal) -> None:
-    """Draw the loss to reach and, on it, where the mean of each method reaches it, or else the seeds that do."""
-    axes.axhline(goal.loss, color="#444444", linewidth=0.8, linestyle=(0, (2, 2)))
+    """Draw the loss to reach, and dots where methods reach it: where their mean does, or else each seed that does."""
     reached = goal.hits[goal.hits["epoch"].notna()].set_index("run")[f"crossing_{x}"]
     for name, stroke in strokes(shown).items():
         own = shown[shown["name"] == name]
+        if not is_counted(own, x):
+            continue
         band = seed_band(own, "train_loss", x)
-        place = crossing(band["x"].to_numpy(), band["mean"].to_numpy(), goal.loss)
+        mean = crossing(band["x"].to_numpy(), band["mean"].to_numpy(), goal.loss)
         has_all = set(reached.index).issuperset(own["run"])
-        place = place if np.isfinite(place) or has_all else reached[reached.index.isin(own["run"])].mean()
-        if place <= own[x].max():
-            face = stroke.colour if has_all else "white"
-            order = 3.0 if stroke.is_dashed else 3.5
-            axes.plot(place, goal.loss, "o", markersize=5.5, color=stroke.colour, markerfacecolor=face, zorder=order)
+        places = [mean] if np.isfinite(mean) or has_all else reached[reached.index.isin(own["run"])]
+        face = stroke.colour if has_all else "white"
+        size, order = 5.5 if np.isfinite(mean) else 4.0, 3.0 if stroke.is_dashed else 3.5
+        for place in places:
+            if place <= own[x].max():
+                axes.plot(place, goal.loss, "o", ms=size, color=stroke.colour, mfc=face, zorder=order)
+    dots: dict[str, Any] = {"color": "#444444", "linewidth": 0.8, "linestyle": (0, (2, 2))}
+    axes.axhline(goal.loss, label=f"threshold {goal.loss:.4g}", **dots)
 
 
 def crossing(x: np.ndarray, losses: np.ndarray, goal: float) -> float:
@@ -171,7 +198,7 @@ def rank_ablation_figure(runs: DataFrame, goal: Goal | None = None) -> Figure:
 
 def rank_ablation(runs: DataFrame) -> DataFrame:
     """Return the CAO runs that differ from each other in rank alone, both forms of rank 0 among them."""
-    cao = runs[(runs["optimizer"] == "cao") & (runs["sketch"] == "top") & (runs["momentum"] == 0)]
+    cao = runs[(runs["optimizer"] == "cao") & (runs["sketch"] == "top") & (runs["momentum"] == 0) & is_usual(runs)]
     kept = cao[(cao["scaling"] == "inverse-damping") | (cao["rank"] == 0)]
     rest = kept[["base_lr", "damping", "refresh_every"]]
     return kept[(rest == rest.mode().iloc[0]).all(axis=1)] if len(kept) else kept

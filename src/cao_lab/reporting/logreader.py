@@ -30,8 +30,7 @@ NUMBERS = [
     "seed", "base_lr", "momentum", "rank", "damping", "refresh_every", "budget", "steps_per_epoch", "warmup_steps",
 ]  # fmt: skip
 BESIDE = [
-    *RUN_KEY, "name", "status", "has_ended", "budget", "optimizer", "base_lr", "momentum", "rank", "damping",
-    "refresh_every", "scaling", "sketch", "curvature", "steps_per_epoch",
+    *RUN_KEY, "name", "status", "has_ended", "budget", *OPTIMIZER_FIELDS.values(), "curvature", "steps_per_epoch",
 ]  # fmt: skip
 NOT_NUMBERS = ("peak_memory_source", "is_captured")
 

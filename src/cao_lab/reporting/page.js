@@ -42,6 +42,7 @@
     mark.className = "swatch";
     mark.style.setProperty("--colour", strokeOf(method));
     mark.dataset.dash = dashOf(method);
+    if (method.marker) mark.dataset.marker = method.marker;
     return mark;
   }
 
@@ -61,11 +62,14 @@
     const quantity = element("quantity").value, unit = element("unit").value;
     const runs = runsOf(place), line = { color: strokeOf(method), width: 2.2, dash: dashOf(method) };
     const base = { type: "scatter", mode: "lines", showlegend: false, name: method.name };
+    // Methods that share a colour are told apart by markers, a few along each curve.
+    const marked = method.marker
+      ? { mode: "lines+markers", marker: { symbol: method.marker, size: 8, maxdisplayed: 10, color: strokeOf(method) } } : {};
     const isAll = runs.length === state.setting.runs.filter((run) => run.method === place).length;
     // The mean is over all seeds; where one is left out the others are drawn one by one.
     if (element("single").checked || !method.band || !isAll) {
       return runs.map((run) => ({
-        ...base, x: run[unit], y: run[quantity], line: { ...line, width: runs.length === 1 ? 2.2 : 1.3 },
+        ...base, ...marked, x: run[unit], y: run[quantity], line: { ...line, width: runs.length === 1 ? 2.2 : 1.3 },
         hovertemplate: `${method.name}, seed ${run.seed}${runs.length === 1 ? " †" : ""}<br>%{y:.4g} at %{x:.4g}<extra></extra>`,
       }));
     }
@@ -75,7 +79,7 @@
     return [
       { ...edge, y: method.band.low[quantity] },
       { ...edge, y: high, fill: "tonexty", fillcolor: coloured(method.colour, 0.16) },
-      { ...base, x, y: mean, line, customdata: std,
+      { ...base, ...marked, x, y: mean, line, customdata: std,
         hovertemplate: `${method.name}<br>%{y:.4g} ± %{customdata:.2g} at %{x:.4g}<extra></extra>` },
     ];
   }

@@ -19,6 +19,8 @@ UNITS = ("epoch", "seconds", "cost")
 SHOWN_AT_FIRST = ("sgd", "adam", "cao", "matched", "rank0-inverse")
 """Parts whose curves are on when the page opens, where there are too many to show all."""
 FEW_METHODS = 8
+SYMBOLS = {"s": "square", "^": "triangle-up", "D": "diamond", "v": "triangle-down"}
+"""What the page calls the palette's markers."""
 
 
 def page_data(found: list[Setting]) -> str:
@@ -68,6 +70,7 @@ def methods_data(setting: Setting, epochs: DataFrame) -> list[dict[str, Any]]:
             "name": name,
             "colour": looks[name].colour,
             "isDashed": looks[name].is_dashed,
+            "marker": SYMBOLS.get(looks[name].marker),
             "isOn": len(methods) <= FEW_METHODS or not main or label in main,
             "band": band_data(epochs[epochs["label"] == label]),
         }

@@ -49,10 +49,10 @@ def method_times(row: Mapping[Any, Any]) -> dict[str, Any]:
     if reached:
         means = [(row[f"{unit}_mean"], row[f"{unit}_std"], digits) for unit, digits in UNITS.items()]
         cells = [spread(mean, std, reached, reached, digits) for mean, std, digits in means]
-        # A mark lies on its curve, which crosses the threshold within an epoch; an epoch of L-BFGS is not divided.
+        # A mark lies on its curve, which crosses the threshold within an epoch; an epoch of L-BFGS is several
+        # iterations, and a mark would compare it with those of others.
         places = [row["crossing_epoch_mean"], row["crossing_seconds_mean"], row["gradient_cost_mean"]]
-        places = [means[at][0] if math.isnan(place) else place for at, place in enumerate(places)]
-        marks = [float(f"{place:.7g}") for place in places]
+        marks = [None if math.isnan(place) else float(f"{place:.7g}") for place in places]
     return {"cells": [f"{reached} of {seeds}", *cells], "marks": marks, "isAll": reached == seeds}
 
 

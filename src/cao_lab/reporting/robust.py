@@ -4,8 +4,12 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import mean, median
+from typing import Any
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.transforms import ScaledTranslation
 from pandas import DataFrame
 
 from cao_lab.log.records import SweepRecord
@@ -16,6 +20,7 @@ from cao_lab.reporting.tabular import Table
 BASES = {"cao": "sgd", "cao-adam": "adamw"}
 NAMES = {"sgd": "SGD, momentum 0.9", "cao": "CAO, defaults", "adamw": "AdamW", "cao-adam": "CAO in Adam's metric"}
 COLOURS = {"sgd": "#1f77b4", "cao": "#c2185b", "adamw": "#2a9d8f", "cao-adam": "#e64a19"}
+ARROW: dict[str, Any] = {"linestyle": "none", "marker": r"$\uparrow$", "markersize": 7, "markeredgewidth": 0.2}
 WITHIN = 1.10
 """A rate works if its loss is within this factor of the base's best."""
 
@@ -189,30 +194,47 @@ def contests_table(found: Sequence[Contest]) -> Table:
 
 @styled
 def rates_figure(found: Sequence[Contest]) -> Figure:
-    """Draw the final loss over the rate, a panel for each problem: SGD and AdamW, and CAO on each."""
+    """Draw the final loss over the rate, a panel for each problem: SGD and AdamW, and CAO on each.
+
+    A rate at which a seed diverged has no final loss, and an arrow at the upper edge.
+    """
     problems = list(dict.fromkeys(contest.problem for contest in found))
     columns = min(4, len(problems))
     rows = math.ceil(len(problems) / columns)
-    figure = Figure(figsize=(3.1 * columns, 2.6 * rows + 0.5))
+    figure = Figure(figsize=(3.1 * max(columns, 2), 2.6 * rows + 0.7), layout="constrained")
     for index, problem in enumerate(problems):
         axes = figure.add_subplot(rows, columns, index + 1)
-        for contest in (one for one in found if one.problem == problem):
-            for method, rates in ((BASES[contest.method], contest.base), (contest.method, contest.ours)):
-                is_ours = method == contest.method
-                style = "o-" if is_ours else "o--"
-                axes.plot(
-                    [rate.lr for rate in rates], [rate.final for rate in rates], style,
-                    color=COLOURS[method], label=NAMES[method], markersize=3, zorder=3 if is_ours else 2,
-                )  # fmt: skip
-        start = found[0] if problem == found[0].problem else next(one for one in found if one.problem == problem)
-        axes.axhline(start.best.losses[0], color="#999999", linewidth=0.8, linestyle=":")
-        axes.set(xscale="log", yscale="log", title=f"{problem} ({start.kind} batch)")
-        axes.title.set_fontsize(9)
+        draw_rates(axes, [contest for contest in found if contest.problem == problem])
         if index % columns == 0:
             axes.set_ylabel("final training loss")
         if index >= len(problems) - columns:
             axes.set_xlabel("learning rate")
-    handles, names = figure.axes[0].get_legend_handles_labels()
-    figure.legend(handles, names, loc="upper center", ncols=4, frameon=False)
-    figure.tight_layout(rect=(0, 0, 1, 0.93))
+    named = {str(line.get_label()): line for axes in figure.axes for line in axes.get_legend_handles_labels()[0]}
+    named["a seed diverged"] = Line2D([], [], color="#555555", **ARROW)
+    figure.legend(list(named.values()), list(named), loc="outside upper center", ncols=4)
     return figure
+
+
+def draw_rates(axes: Axes, found: Sequence[Contest]) -> None:
+    """Draw all methods on one problem, and the loss that they start from."""
+    for contest in found:
+        for method, rates in ((BASES[contest.method], contest.base), (contest.method, contest.ours)):
+            look: dict[str, Any] = {"color": COLOURS[method], "zorder": 3 if method == contest.method else 2}
+            style = "o-" if method == contest.method else "o--"
+            losses = [rate.final for rate in rates]
+            axes.plot([rate.lr for rate in rates], losses, style, label=NAMES[method], markersize=3, **look)
+            mark_diverged(axes, [rate.lr for rate in rates if rate.diverged], method)
+    first = found[0]
+    axes.axhline(
+        first.best.losses[0], color="#777777", linewidth=0.9, linestyle=":", label="loss before the first step"
+    )
+    axes.margins(y=0.12)
+    axes.set(xscale="log", yscale="log", title=f"{first.problem} ({first.kind} batch)")
+    axes.title.set_fontsize(9)
+
+
+def mark_diverged(axes: Axes, rates: Sequence[float], method: str) -> None:
+    """Mark rates at the upper edge of the axes; arrows of several methods at one rate stand side by side."""
+    points = 4 * (list(COLOURS).index(method) - (len(COLOURS) - 1) / 2)
+    beside = ScaledTranslation(points / 72, 0, axes.figure.dpi_scale_trans)
+    axes.plot(rates, [0.96] * len(rates), color=COLOURS[method], transform=axes.get_xaxis_transform() + beside, **ARROW)

@@ -1,11 +1,24 @@
 """The figure of the largest rates that work, beside the predicted."""
 
+import math
+from itertools import pairwise
+
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, NullLocator
 from pandas import DataFrame
 
-from cao_lab.reporting.figures import plain, styled
+from cao_lab.reporting.figures import PLAIN_NUMBERS, plain, styled
 from cao_lab.reporting.names import method_name
+
+PANEL_WIDTH, LETTER_WIDTH = 4.0, 0.08
+"""Inches, names and all."""
+LEADS = (
+    tuple(lead / 10 for lead in range(10, 100)), (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8), (1, 1.5, 2, 3, 5, 7), (1, 2, 5),
+    (1, 3), (1,),
+)  # fmt: skip
+"""First digits that an axis may label, the finest first."""
 
 
 @styled
@@ -15,7 +28,8 @@ def stable_window_figure(windows: DataFrame) -> Figure:
     Seeds lie closely below each other.
     """
     tasks = sorted(windows["task"].unique())
-    figure = Figure(figsize=(8.0, 1.8 + 0.2 * windows.groupby("task").size().max()), layout="constrained")
+    height = 1.8 + 0.2 * windows.groupby("task").size().max()
+    figure = Figure(figsize=(PANEL_WIDTH * max(len(tasks), 2), height), layout="constrained")
     for axes, task in zip(figure.subplots(1, len(tasks), squeeze=False).flat, tasks, strict=True):
         rows = windows[windows["task"] == task]
         methods = [plain(method_name(row)) for _, row in rows.iterrows()]
@@ -33,7 +47,27 @@ def stable_window_figure(windows: DataFrame) -> Figure:
             said = "no rate works" if np.isnan(works) else "no prediction" if np.isnan(predicted) else ""
             axes.annotate(said, (1.0, place), xycoords=axes.get_yaxis_transform(), ha="right", va="center", fontsize=7)
         axes.set(xscale="log", xlabel="effective rate α/η", title=plain(task))
+        label_rates(axes, PANEL_WIDTH - LETTER_WIDTH * max(map(len, distinct)) - 0.4)
         axes.set_yticks(range(len(distinct)), distinct)
         axes.invert_yaxis()
     figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=4)
     return figure
+
+
+def label_rates(axes: Axes, inches: float) -> None:
+    """Label a logarithmic axis of so many inches as finely as labels fit, by powers alone where none do."""
+    low, high = np.log10(axes.get_xlim())
+    decades = range(math.floor(low), math.ceil(high))
+    for leads in LEADS:
+        ticks = [
+            lead * 10.0**decade for decade in decades for lead in leads if low <= math.log10(lead) + decade <= high
+        ]
+        widths = [LETTER_WIDTH * (len(f"{tick:g}") + 1) for tick in ticks]
+        places = [inches * math.log10(tick) / (high - low) for tick in ticks]
+        room = [after - before for before, after in pairwise(places)]
+        needed = [(before + after) / 2 for before, after in pairwise(widths)]
+        if room and np.all(np.array(room) >= needed):
+            axes.xaxis.set_major_locator(FixedLocator(ticks))
+            axes.xaxis.set_minor_locator(NullLocator())
+            axes.xaxis.set_major_formatter(PLAIN_NUMBERS)
+            return

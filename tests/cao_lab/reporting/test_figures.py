@@ -15,7 +15,6 @@ from synthetic_logs import ADAM, CAO, SGD, Run, suite_of_runs, write_suite
 from cao_lab.facts import CURVATURES
 from cao_lab.reporting import figures
 from cao_lab.reporting.analysis import Goal, ended_with_costs, first_epoch_below
-from cao_lab.reporting.eigenvalue_figure import eigenvalue_figure
 from cao_lab.reporting.logreader import Logs, load_logs
 from cao_lab.reporting.rates import predicted_windows
 from cao_lab.reporting.setting import settings
@@ -84,7 +83,7 @@ def test_a_run_that_rises_far_above_its_start_leaves_the_frame(tmp_path: Path) -
 
 def test_a_single_epoch_is_drawn_as_a_point(tmp_path: Path) -> None:
     (curve,) = curves(figures.train_loss_figure(logs_of(tmp_path, Run([3.0])).epochs)).values()
-    assert curve.get_marker() == "."
+    assert (curve.get_marker(), curve.get_markevery()) == (".", None)
 
 
 def test_the_early_window_ends_where_it_should(two_seeds: DataFrame) -> None:
@@ -99,6 +98,43 @@ def test_wall_clock_has_seconds_on_its_axis(two_seeds: DataFrame) -> None:
     assert axes_of(figure).get_xlabel() == "seconds of training"
 
 
+def test_seconds_have_ticks_between_whole_numbers_and_epochs_have_none(tmp_path: Path) -> None:
+    epochs = logs_of(tmp_path, Run([4.0, 2.0, 1.0], seconds=0.8)).epochs
+    seconds, steps = (axes_of(figures.curve_figure(epochs, "train_loss", x)).get_xticks() for x in ("seconds", "epoch"))
+    assert sum(0.8 <= tick <= 2.4 for tick in seconds) >= 4
+    assert all(tick == round(tick) for tick in steps)
+
+
+def test_one_seed_that_leaves_the_frame_marks_its_method(tmp_path: Path) -> None:
+    runs = [Run([4.0, 2.0, end], "adam", seed, ADAM) for seed, end in enumerate((1.0, 1e9, 1.0))]
+    assert list(curves(figures.train_loss_figure(logs_of(tmp_path, *runs).epochs))) == ["Adam ↑"]
+
+
+def test_where_the_mean_never_arrives_dots_lie_on_the_seeds_that_do(tmp_path: Path) -> None:
+    losses = ([4.0, 2.0, 1.0], [4.0, 3.0, 1.5], [4.0, 4.0, 40.0])
+    epochs = logs_of(tmp_path, *(Run(list(one), "adam", seed, ADAM) for seed, one in enumerate(losses))).epochs
+    found = dots(figures.train_loss_figure(epochs, goal(epochs, 1.75)))
+    assert [x for x, _, _ in found] == pytest.approx([2.25, 2 + 1.25 / 1.5])
+    assert {face for _, _, face in found} == {"white"}
+
+
+def test_epochs_of_several_iterations_have_no_dot_and_say_so(tmp_path: Path) -> None:
+    runs = [Run([4.0, 2.0, 1.0], "lbfgs", 0, {"name": "lbfgs", "lr": 1.0}, steps_per_epoch=1), Run([4.0, 3.0, 2.0])]
+    epochs = logs_of(tmp_path, *runs).epochs
+    over_epochs, over_seconds = (
+        draw(epochs, goal(epochs, 2.5)) for draw in (figures.train_loss_figure, figures.wall_clock_figure)
+    )
+    assert [len(dots(figure)) for figure in (over_epochs, over_seconds)] == [1, 2]
+    assert "L-BFGS †, steps of several iterations" in curves(over_epochs)
+    assert "L-BFGS †" in curves(over_seconds)
+
+
+def test_the_legend_names_the_threshold(two_seeds: DataFrame) -> None:
+    legend = axes_of(figures.train_loss_figure(two_seeds, goal(two_seeds, 1.25))).get_legend()
+    assert legend is not None
+    assert legend.get_texts()[-1].get_text() == "threshold 1.25"
+
+
 def test_a_diverged_run_ends_in_a_cross(tmp_path: Path) -> None:
     epochs = logs_of(tmp_path, Run([3.0, 2.0, math.nan], status="diverged")).epochs
     crosses = [line for line in axes_of(figures.train_loss_figure(epochs)).lines if line.get_marker() == "x"]
@@ -108,46 +144,22 @@ def test_a_diverged_run_ends_in_a_cross(tmp_path: Path) -> None:
 def test_the_rank_ablation_holds_everything_but_the_rank(tmp_path: Path) -> None:
     epochs = logs_of(tmp_path, *suite_of_runs()).epochs
     drawn = curves(figures.rank_ablation_figure(epochs, goal(epochs, 3.0)))
-    assert list(drawn) == ["CAO k=0", "CAO k=0, scaling unit", "CAO k=1", "CAO k=3", "CAO k=5"]
+    ranks = ["CAO k=0", "CAO k=0, scaling unit", "CAO k=1", "CAO k=3", "CAO k=5"]
+    assert list(drawn) == [*ranks, "threshold 3"]
+
+
+def test_the_rank_ablation_leaves_out_what_differs_in_more_than_the_rank(tmp_path: Path) -> None:
+    as_printed = {"negative_curvature": "signed", "eigensolver": "lanczos", "warmup_steps": 40}
+    usual = {"negative_curvature": "magnitude", "eigensolver": "subspace", "warmup_steps": 0}
+    ranks = [Run([4.0, 2.0], f"rank{k}", 0, CAO | usual | {"rank": k}) for k in (1, 3)]
+    others = [Run([4.0, 2.0], key, 0, CAO | usual | {key: value}) for key, value in as_printed.items()]
+    drawn = curves(figures.rank_ablation_figure(logs_of(tmp_path, *ranks, *others).epochs))
+    assert list(drawn) == ["CAO k=1 (rank1) †", "CAO k=3 †"]
 
 
 def test_any_column_of_the_logs_can_be_drawn(two_seeds: DataFrame) -> None:
     figure = figures.curve_figure(two_seeds, "test_accuracy")
     assert curves(figure)["CAO k=1 †"].get_ydata().tolist() == [0.6, 0.8, 0.9]
-
-
-def test_eigenvalues_are_drawn_with_the_edge_of_stability(tmp_path: Path) -> None:
-    runs = [Run([3.0, 2.0], seed=seed, eigenvalues=[10.0 + 2 * seed, 4.0]) for seed in (0, 1)]
-    lines = axes_of(eigenvalue_figure(logs_of(tmp_path, *runs).refreshes)).lines
-    assert [line.get_ydata()[0] for line in lines] == [11.0, 4.0, pytest.approx(20.0)]
-
-
-@pytest.mark.parametrize(
-    ("config", "name"),
-    [(SGD, "2(1+β)/α"), (CAO, "2η/α"), (CAO | {"momentum": 0.9}, "2η(1+β)/α"), (CAO | {"scaling": "unit"}, "2/α")],
-)
-def test_the_edge_is_named_by_the_formula_that_is_drawn(config: dict[str, object], name: str, tmp_path: Path) -> None:
-    figure = eigenvalue_figure(logs_of(tmp_path, Run([3.0, 2.0], "one", 0, config, eigenvalues=[10.0])).refreshes)
-    assert name in [text.get_text() for text in axes_of(figure).texts]
-
-
-def test_the_names_of_eigenvalues_do_not_overlap_and_every_axis_has_ticks(tmp_path: Path) -> None:
-    config = CAO | {"rank": 5}
-    run = Run([3.0, 2.0], "one", 0, config, eigenvalues=[9e4, 8.9e4, 8.8e4, 12.0, 0.3, 0.2])
-    figure = eigenvalue_figure(logs_of(tmp_path, run).refreshes)
-    FigureCanvasAgg(figure).draw()
-    axes = axes_of(figure)
-    boxes = sorted(text.get_window_extent().y0 for text in axes.texts if text.get_text().startswith("λ"))
-    heights = [text.get_window_extent().height for text in axes.texts if text.get_text().startswith("λ")]
-    assert min(after - before for before, after in pairwise(boxes)) > 0.7 * max(heights)
-    shown = [label for label in axes.get_yticklabels() if label.get_text()]
-    assert len(shown) >= 4
-    assert all(label.get_window_extent().x0 >= 0 for label in shown)
-
-
-def test_adam_has_no_edge(tmp_path: Path) -> None:
-    refreshes = logs_of(tmp_path, Run([3.0, 2.0], "adam", 0, ADAM, eigenvalues=[10.0])).refreshes
-    assert len(axes_of(eigenvalue_figure(refreshes)).lines) == 1
 
 
 def test_stable_windows_show_both_ends_and_the_predictions(tmp_path: Path) -> None:
@@ -164,6 +176,25 @@ def test_stable_windows_show_both_ends_and_the_predictions(tmp_path: Path) -> No
     drawn = [line.get_xdata().tolist() for line in axes.lines[-4:]]
     assert drawn == [[0.4, 0.4], [0.8, 0.8], [0.5, 0.25], [0.5, 0.25]]
     assert [label.get_text() for label in axes.get_yticklabels()] == ["CAO k=1", "SGD, momentum 0.9"]
+
+
+@pytest.mark.parametrize("rates", [(0.9, 1.2, 1.5), (0.1, 1.0, 3.0), (0.004, 0.03, 2.0), (1e-6, 1e-3, 10.0)])
+def test_rates_can_be_read_between_labels_that_do_not_overlap(rates: tuple[float, ...], tmp_path: Path) -> None:
+    losses = ([2.2, 1.0], [2.2, 1.0], [2.2, 9.0])
+    runs = [
+        Run(own, f"{task}-{rate}", 0, SGD | {"lr": rate}, "stable-range", task, eigenvalues=[2 / rates[0]])
+        for task in ("digits-mlp", "digits-linear")
+        for own, rate in zip(losses, rates, strict=True)
+    ]
+    logs = logs_of(tmp_path, *runs)
+    figure = stable_window_figure(predicted_windows(logs.epochs, logs.refreshes))
+    FigureCanvasAgg(figure).draw()
+    axes = axes_of(figure)
+    low, high = axes.get_xlim()
+    labels = [label for label in axes.get_xticklabels() if low <= label.get_position()[0] <= high and label.get_text()]
+    boxes = [label.get_window_extent() for label in labels]
+    assert len(labels) >= 3
+    assert min(after.x0 - before.x1 for before, after in pairwise(boxes)) > 0
 
 
 def test_a_long_name_is_wrapped_and_fits_into_the_figure(tmp_path: Path) -> None:
@@ -183,3 +214,10 @@ def test_a_method_has_the_same_colour_whoever_is_drawn_with_it(tmp_path: Path) -
     assert {name: line.get_color() for name, line in few.items()}.items() <= {
         name: line.get_color() for name, line in everyone.items()
     }.items()
+
+
+def test_a_colour_that_begins_anew_has_markers_along_its_curve(tmp_path: Path) -> None:
+    runs = [Run([4.0, 2.0, 1.0], f"rank{k}", 0, CAO | {"rank": k}) for k in range(1, 7)]
+    drawn = curves(figures.train_loss_figure(logs_of(tmp_path, *runs).epochs)).values()
+    assert [line.get_marker() for line in drawn] == ["None"] * 4 + ["s"] * 2
+    assert {line.get_linestyle() for line in drawn} == {"-"}

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from pandas import DataFrame
+from plotly.graph_objs.scatter import Marker
 from selenium import webdriver
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
@@ -23,7 +24,7 @@ from cao_lab.reporting.analysis import ended_with_costs, first_epoch_below, time
 from cao_lab.reporting.claims import audit
 from cao_lab.reporting.logreader import Logs, load_logs
 from cao_lab.reporting.page import html_table, page
-from cao_lab.reporting.page_data import page_data
+from cao_lab.reporting.page_data import SYMBOLS, page_data
 from cao_lab.reporting.setting import settings
 from cao_lab.reporting.tables import make_tables
 
@@ -94,6 +95,24 @@ def test_what_is_not_finite_is_null(tmp_path: Path) -> None:
     write_run(tmp_path, Run([3.0, float("inf")], status="diverged"))
     data = json.loads(page_data(settings(load_logs(tmp_path))))
     assert data["settings"][0]["runs"][0]["train_loss"] == [3.0, None]
+
+
+def test_methods_that_share_a_colour_have_markers_that_plotly_knows(tmp_path: Path) -> None:
+    runs = [Run([3.0, 2.0], f"cao-rank{k}", 0, CAO | {"rank": k}, "demo", TASK) for k in range(1, 10)]
+    methods = json.loads(page_data(settings(load_logs(write_suite(tmp_path, runs)))))["settings"][0]["methods"]
+    assert [method["marker"] for method in methods] == [None] * 4 + ["square"] * 4 + ["triangle-up"]
+    # Plotly's own check refuses a symbol that it does not know.
+    assert [Marker(symbol=name).symbol for name in SYMBOLS.values()] == [*SYMBOLS.values()]
+
+
+def test_epochs_of_several_iterations_have_no_mark(logs: Logs) -> None:
+    (setting,) = json.loads(page_data(settings(logs)))["settings"]
+    labels = [method["label"] for method in setting["methods"]]
+    marks = {
+        label: row["marks"] for label, row in zip(labels, setting["times"][setting["declared"]]["methods"], strict=True)
+    }
+    assert [label for label in labels if marks[label] and marks[label][0] is None] == ["lbfgs"]
+    assert None not in marks["lbfgs"][1:]
 
 
 @pytest.fixture(scope="module")

@@ -1,11 +1,13 @@
-"""Colours are told apart by everybody, as far as models of colour blindness know."""
+"""Strokes are told apart by everybody, as far as models of colour blindness know."""
 
 from itertools import combinations
 
 import numpy as np
 import pytest
+from pandas import DataFrame
 
-from cao_lab.reporting.palette import CURVED, OTHERS, PLAIN
+from cao_lab.facts import METHODS
+from cao_lab.reporting.palette import CURVED, PLAIN, Stroke, strokes
 
 # Machado, Oliveira and Fernandes 2009, severity 1, on linear RGB.
 VISIONS = {
@@ -42,7 +44,7 @@ def lab(rgb: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("white", [0.0, 0.35], ids=["light", "dark"])
 @pytest.mark.parametrize("vision", VISIONS)
 def test_any_two_solid_colours_differ_for_everybody(vision: str, white: float) -> None:
-    colours = [*CURVED, *PLAIN.values(), *OTHERS]
+    colours = [*CURVED, *PLAIN.values()]
     seen = {colour: lab(VISIONS[vision] @ linear(colour, white)) for colour in colours}
     distances = {pair: np.linalg.norm(seen[pair[0]] - seen[pair[1]]) for pair in combinations(colours, 2)}
     # 2.3 is just noticeable side by side; the colours that these replaced came down to 3.6.
@@ -50,10 +52,47 @@ def test_any_two_solid_colours_differ_for_everybody(vision: str, white: float) -
 
 
 @pytest.mark.parametrize(("ground", "white"), [("#ffffff", 0.0), ("#14171c", 0.35)], ids=["light", "dark"])
-def test_the_usual_methods_stand_out_from_the_ground(ground: str, white: float) -> None:
+def test_all_colours_stand_out_from_the_ground_and_the_usual_methods_more(ground: str, white: float) -> None:
     def luminance(rgb: np.ndarray) -> float:
         return float(TO_XYZ[1] @ rgb)
 
+    usual = {*CURVED, *(PLAIN[name] for name in ("sgd", "adam", "adamw", "lbfgs"))}
     for colour in (*CURVED, *PLAIN.values()):
         bright, dark = sorted((luminance(linear(colour, white)), luminance(linear(ground))), reverse=True)
-        assert (bright + 0.05) / (dark + 0.05) >= 3, colour
+        assert (bright + 0.05) / (dark + 0.05) >= (3 if colour in usual else 2.2), colour
+
+
+def strokes_of(*methods: dict[str, object]) -> list[Stroke]:
+    """Return the strokes of methods in one figure, in the order in which they are listed."""
+    usual = {"optimizer": "cao", "rank": 1.0, "sketch": "top"}
+    as_text = {"negative_curvature": "magnitude", "eigensolver": "subspace", "warmup_steps": 0.0}
+    rows = DataFrame([usual | as_text | {"name": f"method {at:02}"} | method for at, method in enumerate(methods)])
+    return [strokes(rows)[name] for name in rows["name"]]
+
+
+def test_every_method_has_a_solid_colour_of_its_own() -> None:
+    found = strokes_of(*({"optimizer": name, "rank": np.nan} for name in METHODS if name != "cao"), {})
+    assert len({stroke.colour for stroke in found}) == len(METHODS)
+    assert not any(stroke.is_dashed or stroke.marker for stroke in found)
+
+
+def test_ranks_come_before_variants_and_no_variant_looks_like_a_control() -> None:
+    variants = [{"eigensolver": "lanczos"}, {"negative_curvature": "signed"}, {"warmup_steps": 40.0}]
+    found = strokes_of(*variants, *({"rank": rank} for rank in (1.0, 2.0, 3.0, 5.0)))
+    assert len(set(found)) == len(found)
+    assert not any(stroke.is_dashed for stroke in found)
+    assert [bool(stroke.marker) for stroke in found] == [True] * 3 + [False] * 4
+
+
+def test_only_controls_are_dashed() -> None:
+    sgd = {"optimizer": "sgd", "rank": np.nan}
+    found = strokes_of({"rank": 0.0}, {"sketch": "random"}, {}, sgd, sgd, *({"optimizer": "soap"} for _ in range(3)))
+    assert [stroke.is_dashed for stroke in found] == [True, True, False, False, True, False, False, False]
+    assert len(set(found)) == len(found)
+
+
+def test_methods_that_nobody_listed_look_like_no_other() -> None:
+    own = [{"optimizer": f"mine{at:02}", "rank": np.nan} for at in range(20)]
+    found = strokes_of(*own, {"optimizer": "adam", "rank": np.nan}, {})
+    assert len(set(found)) == len(found)
+    assert not any(stroke.is_dashed for stroke in found)

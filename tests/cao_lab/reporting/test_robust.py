@@ -6,7 +6,7 @@ import pytest
 
 from cao_lab.log.records import SweepRecord
 from cao_lab.log.sweeps import Sweep
-from cao_lab.reporting.robust import contests, contests_table, goals_table, rates_figure
+from cao_lab.reporting.robust import ARROW, contests, contests_table, goals_table, rates_figure
 from cao_lab.reporting.rule_figures import edge_figure, effort_figure
 
 RATES = (0.1, 1.0, 10.0)
@@ -73,6 +73,25 @@ def test_the_tables_have_every_goal_and_every_problem_and_the_figure_a_panel_eac
         "mlp (full batch)",
         "lstm (mini batch)",
     ]
+
+
+def test_a_rate_that_diverged_has_an_arrow_at_the_upper_edge_in_its_methods_colour(contest):
+    (axes,) = rates_figure([contest]).axes
+    curves = {line.get_label(): line for line in axes.lines}
+    (arrow,) = (line for line in axes.lines if line.get_marker() == ARROW["marker"] and len(line.get_xdata()))
+    assert list(arrow.get_xdata()) == [10.0]
+    assert arrow.get_color() == curves["SGD, momentum 0.9"].get_color()
+    (_, height), *_ = axes.transAxes.inverted().transform(arrow.get_transform().transform(arrow.get_xydata()))
+    assert 0.9 < height < 1
+
+
+def test_the_legend_names_the_line_of_the_start_and_the_arrow(contest):
+    figure = rates_figure([contest])
+    (axes,) = figure.axes
+    (start,) = (line for line in axes.lines if line.get_label() == "loss before the first step")
+    assert set(start.get_ydata()) == {4.0}
+    named = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert named == ["SGD, momentum 0.9", "CAO, defaults", "loss before the first step", "a seed diverged"]
 
 
 def test_the_figure_of_the_rules_shows_what_was_captured_and_what_it_cost():
