@@ -1,10 +1,13 @@
 """A problem to solve: one of the laboratory's by name, or what a function of the user's returns."""
 
 import math
+import traceback
 from collections.abc import Callable, Sequence
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -19,9 +22,12 @@ RETURNS = "it must return (params, loss or residuals[, error])"
 def load_problem(target: str) -> Problem:
     """Return the problem that the command line names, checked at its start."""
     problem = EQUATIONS[target].problem() if target in EQUATIONS else problem_of_function(target)
-    loss = float(problem.loss().detach())
-    if not math.isfinite(loss):
-        raise SolveError(f"{target}: the loss is {loss} at the start; choose parameters where it is finite")
+    loss = called(problem.loss, target)
+    if not math.isfinite(value := float(loss.detach())):
+        raise SolveError(f"{target}: the loss is {value} at the start; choose parameters where it is finite")
+    gradient = called(lambda: torch.autograd.grad(loss, list(problem.params), allow_unused=True), target)
+    if all(part is None for part in gradient):
+        raise SolveError(f"{target}: the loss does not depend on params; compute it from the tensors that you return")
     return problem
 
 
@@ -49,6 +55,7 @@ def as_problem(result: Any, target: str) -> Problem:
         wrong = function if not callable(function) else error
         raise SolveError(f"{target} returned {type(wrong).__name__} where a function was expected; {RETURNS}")
     name = target.rpartition(":")[2]
+    error = checked_error(error, target) if error else None
     value = called(function, target)
     if is_graph(value) and value.ndim == 0:
         return Problem(name, params, function, error=error)
@@ -59,6 +66,24 @@ def as_problem(result: Any, target: str) -> Problem:
             f"got {described(value)}"
         )
     return least_squares(name, params, lambda: as_tuple(function()), error)
+
+
+def checked_error(error: Callable[[], Any], target: str) -> Callable[[], float]:
+    """Return the error function as one that returns a float, after a first call."""
+
+    def measured() -> float:
+        return as_number(called(error, target), target)
+
+    measured()
+    return measured
+
+
+def as_number(value: Any, target: str) -> float:
+    """Return what the error function returned as a number; it may be a tensor or an array with one entry."""
+    number = value.item() if isinstance(value, Tensor | np.ndarray) and math.prod(value.shape) == 1 else value
+    if not isinstance(number, Real):
+        raise SolveError(f"{target}: the error function must return a number, got {described(value)}")
+    return float(number)
 
 
 def checked_params(params: Any, target: str) -> Sequence[Tensor]:
@@ -103,5 +128,18 @@ def called(function: Callable[[], Any], target: str) -> Any:
         with torch.enable_grad():
             return function()
     except Exception as error:
-        reason = (str(error).splitlines() or [""])[0]
-        raise SolveError(f"{target} failed ({type(error).__name__}: {reason})") from error
+        raise SolveError(f"{target} failed ({told(error, target)})") from error
+
+
+def told(error: BaseException, target: str) -> str:
+    """Tell an error in one line: what it is and, if it passed through the user's file, where."""
+    reason = (str(error).splitlines() or [""])[0]
+    line = line_in_file(error, target)
+    return f"{type(error).__name__}{f' in line {line}' if line else ''}: {reason}"
+
+
+def line_in_file(error: BaseException, target: str) -> int | None:
+    """Return the line of the user's file in which an error was raised, by itself or by what it called."""
+    path = Path(target.rpartition(":")[0]).resolve()
+    frames = traceback.extract_tb(error.__traceback__)
+    return next((frame.lineno for frame in reversed(frames) if Path(frame.filename).resolve() == path), None)

@@ -96,14 +96,36 @@ def test_a_problem_of_the_laboratory_has_its_name() -> None:
         ("def problem():\n    return x, lambda: x.sum().detach()\n", r"got a tensor of shape \(\) without a graph"),
         ("def problem():\n    return x, lambda: (x, 'a')\n", r"got \(a tensor of shape \(2,\), str\)"),
         ("def problem():\n    return x, lambda: x.sum() * float('nan')\n", "the loss is nan at the start"),
-        ("def problem():\n    raise RuntimeError('no data\\nhere')\n", r"failed \(RuntimeError: no data\)"),
-        ("def problem():\n    return x, lambda: x @ torch.ones(3)\n", r"failed \(RuntimeError: "),
+        ("def problem():\n    raise RuntimeError('no data\\nhere')\n", r"failed \(RuntimeError in line 4: no data\)"),
+        ("def problem():\n    return x, lambda: x @ torch.ones(3)\n", r"failed \(RuntimeError in line 4: "),
+        (
+            "y = x.detach().requires_grad_()\ndef problem():\n    return x, lambda: y.sum()\n",
+            "does not depend on params",
+        ),
+        ("def problem():\n    return x, lambda: x, lambda: 'a'\n", "the error function must return a number, got str"),
+        ("def problem():\n    return x, lambda: x, lambda: None\n", "must return a number, got NoneType"),
+        ("def problem():\n    return x, lambda: x, lambda: x\n", r"must return a number, got a tensor of shape \(2,\)"),
+        (
+            "def problem():\n    return x, lambda: x, lambda: 1 / 0\n",
+            r"failed \(ZeroDivisionError in line 4: division ",
+        ),
     ],
 )
 def test_what_cannot_be_solved_is_refused_in_one_line(tmp_path: Path, body: str, message: str) -> None:
     with pytest.raises(SolveError, match=message) as caught:
         load_problem(written(tmp_path, body))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "error", ["x.norm()", "x.norm()[None]", "x.detach().norm().numpy()", "float(x.detach().norm())"]
+)
+def test_an_error_is_a_number_or_a_tensor_with_one_entry(tmp_path: Path, error: str) -> None:
+    problem = load_problem(written(tmp_path, f"def problem():\n    return x, lambda: x, lambda: {error}\n"))
+    assert problem.error is not None
+    measured = problem.error()
+    assert type(measured) is float
+    assert measured == pytest.approx(math.sqrt(10))
 
 
 def test_a_file_that_does_not_exist_is_named() -> None:
@@ -122,6 +144,9 @@ def test_a_target_that_names_nothing_lists_what_there_is() -> None:
         ({"evaluations": 0}, "evaluations must be at least 1, got 0"),
         ({"adam": -1}, "adam must be at least 0, got -1"),
         ({"seconds": -2.0}, r"seconds must be positive, got -2\.0"),
+        ({"seconds": math.nan}, "seconds must be positive, got nan"),
+        ({"adam_lr": 0.0}, r"adam_lr must be positive, got 0\.0"),
+        ({"threads": 0}, "threads must be at least 1, got 0"),
     ],
 )
 def test_settings_that_cannot_be_run_are_refused(settings: dict[str, Any], message: str) -> None:
