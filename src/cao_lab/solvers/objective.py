@@ -40,6 +40,7 @@ class Objective:
         price: Price = NO_PRICE,
         records: int = 200,
         on_record: Callable[[Record], None] = lambda record: None,
+        on_evaluation: Callable[[], None] = lambda: None,
         clock: Clock | None = None,
     ) -> None:
         self.problem, self.budget, self.price = problem, budget, price
@@ -48,7 +49,7 @@ class Objective:
         self.best_loss = math.inf
         self.best_point = point_of(self.params)
         self._records, self._on_record, self._next_record = records, on_record, 0.0
-        self._clock = clock or computing_seconds
+        self._on_evaluation, self._clock = on_evaluation, clock or computing_seconds
         self._not_finite = 0
         self._least_plausible = -math.inf
         self._dtype = torch.get_default_dtype()
@@ -125,6 +126,7 @@ class Objective:
         set_point(self.params, self.best_point)
 
     def _check_budget(self) -> None:
+        self._on_evaluation()
         if self._started is None:
             self._started = self._clock()
         # The first evaluation is always made: without it there would be no loss to show.

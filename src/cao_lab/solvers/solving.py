@@ -13,7 +13,7 @@ from cao_lab.solvers.method import Method
 from cao_lab.solvers.methods.first_order import Adam
 from cao_lab.solvers.objective import BudgetSpent, Lost, Objective, point_of
 from cao_lab.solvers.price import Price, measured_price
-from cao_lab.solvers.streaming import streamed
+from cao_lab.solvers.streaming import Emitter, streamed
 from cao_lab.tasks.pde.problem import Problem
 
 
@@ -33,8 +33,11 @@ def solve(
     """
     price = price_for(method, problem, clock=clock) if price is None else price
 
-    def work(emit: Callable[[Record], None]) -> None:
-        run(method, Objective(problem, budget, price=price, records=records, on_record=emit, clock=clock), emit)
+    def work(emit: Emitter[Record]) -> None:
+        objective = Objective(
+            problem, budget, price=price, records=records, on_record=emit, on_evaluation=emit.check, clock=clock
+        )
+        run(method, objective, emit)
 
     return streamed(work)
 
@@ -53,9 +56,9 @@ def run(method: Method, objective: Objective, emit: Callable[[Record], None]) ->
         status = "spent"
     except Lost as lost:
         status = f"stalled: {lost}"
-    except Exception:
+    except (Exception, KeyboardInterrupt) as error:
         if objective.evaluations:
-            emit(last_record(objective))
+            emit(last_record(objective, "failed" if isinstance(error, Exception) else "interrupted"))
         raise
     finally:
         objective.take_best()
@@ -65,13 +68,13 @@ def run(method: Method, objective: Objective, emit: Callable[[Record], None]) ->
         emit(idle_to_the_end(last, objective.budget))
 
 
-def last_record(objective: Objective) -> Record:
-    """Return where a run stands that failed; its error is unknown if measuring it is what fails."""
+def last_record(objective: Objective, status: str) -> Record:
+    """Return where a run stands that ended before its time; its error is unknown if measuring it is what fails."""
     try:
-        return objective.record("failed")
+        return objective.record(status)
     except Exception:
         objective.problem = replace(objective.problem, error=None)
-        return objective.record("failed")
+        return objective.record(status)
 
 
 def idle_to_the_end(record: Record, budget: Budget) -> Record:
