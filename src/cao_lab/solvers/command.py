@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Generator
 from contextlib import closing
 from dataclasses import asdict, dataclass, fields, replace
-from math import inf, isnan
+from math import inf, isfinite, isnan
 from pathlib import Path
 from time import perf_counter
 from typing import Any, TextIO
@@ -66,7 +66,7 @@ def run_solve(config: SolveConfig) -> str:
 
 def is_users(error: Exception, target: str) -> bool:
     """Whether the user's file raised an error, or made torch raise it: torch cannot differentiate every graph twice."""
-    is_of_torch = ":" in target and type(error) is RuntimeError
+    is_of_torch = ":" in target and isinstance(error, RuntimeError)
     return is_of_torch or isinstance(error, SolveError) or line_in_file(error, target) is not None
 
 
@@ -164,7 +164,7 @@ def write_solution(lines: list[Line], problem: Problem, config: SolveConfig, fol
     outcome = {
         "config": {**asdict(config), "out": str(folder)},
         "parameters": problem.size,
-        "outcome": {**asdict(last), "error": None if isnan(last.error) else last.error},
+        "outcome": {**asdict(last), "error": last.error if isfinite(last.error) else None},
         "stalled": next((line.record.status for line in lines if line.record.status.startswith("stalled")), None),
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),

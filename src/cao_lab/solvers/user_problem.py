@@ -26,6 +26,10 @@ def load_problem(target: str) -> Problem:
     if not math.isfinite(value := float(loss.detach())):
         raise SolveError(f"{target}: the loss is {value} at the start; choose parameters where it is finite")
     gradient = called(lambda: torch.autograd.grad(loss, list(problem.params), allow_unused=True), target)
+    again = float(called(problem.loss, target).detach())
+    if not math.isclose(value, again, rel_tol=1e-4, abs_tol=1e-12):
+        # Dropout, or points that are drawn anew.
+        raise SolveError(f"{target}: the loss is {value:.6g}, then {again:.6g}; it must be the same at every call")
     if all(part is None for part in gradient):
         raise SolveError(f"{target}: the loss does not depend on params; compute it from the tensors that you return")
     return problem
@@ -60,9 +64,9 @@ def as_problem(result: Any, target: str) -> Problem:
     if is_graph(value) and value.ndim == 0:
         return Problem(name, params, function, error=error)
     parts = as_tuple(value)
-    if not parts or not all(is_graph(part) for part in parts):
+    if not all(is_graph(part) for part in parts) or not any(part.numel() for part in parts):
         raise SolveError(
-            f"{target}: the function must return a scalar loss or tensors of residuals, computed from params, "
+            f"{target}: the function must return a scalar loss or tensors of residuals, real and computed from params, "
             f"got {described(value)}"
         )
     return least_squares(name, params, lambda: as_tuple(function()), error)
@@ -109,8 +113,8 @@ def as_tuple(value: Any) -> tuple[Any, ...]:
 
 
 def is_graph(value: Any) -> bool:
-    """Whether it is a tensor that can be differentiated."""
-    return isinstance(value, Tensor) and value.requires_grad
+    """Whether it is a tensor of real numbers that can be differentiated."""
+    return isinstance(value, Tensor) and value.requires_grad and not value.is_complex()
 
 
 def described(value: Any) -> str:
@@ -118,7 +122,8 @@ def described(value: Any) -> str:
     if isinstance(value, list | tuple):
         return f"({', '.join(described(part) for part in value)})"
     if isinstance(value, Tensor):
-        return f"a tensor of shape {tuple(value.shape)}{'' if value.requires_grad else ' without a graph'}"
+        kind = "a complex tensor" if value.is_complex() else "a tensor"
+        return f"{kind} of shape {tuple(value.shape)}{'' if value.requires_grad else ' without a graph'}"
     return type(value).__name__
 
 

@@ -107,6 +107,9 @@ def test_a_problem_of_the_laboratory_has_its_name() -> None:
             "y = x.detach().requires_grad_()\ndef problem():\n    return x, lambda: y.sum()\n",
             "does not depend on params",
         ),
+        ("def problem():\n    return x, lambda: x[:0]\n", r"got a tensor of shape \(0,\)"),
+        ("def problem():\n    return x, lambda: x * 1j\n", r"got a complex tensor of shape \(2,\)"),
+        ("def problem():\n    return x, lambda: x * torch.rand(2)\n", "must be the same at every call"),
         ("def problem():\n    return x, lambda: x, lambda: 'a'\n", "the error function must return a number, got str"),
         ("def problem():\n    return x, lambda: x, lambda: None\n", "must return a number, got NoneType"),
         ("def problem():\n    return x, lambda: x, lambda: x\n", r"must return a number, got a tensor of shape \(2,\)"),
@@ -166,9 +169,9 @@ def test_an_interrupted_run_is_written_as_far_as_it_got(tmp_path: Path) -> None:
     )
     message, rows, outcome = solved(written(tmp_path, body), tmp_path / "out", evaluations=50)
     assert "(interrupted)" in message
-    # Two calls are made to look at the problem before the run begins.
+    # Three calls are made to look at the problem before the run begins.
     assert rows[-1]["status"] == outcome["outcome"]["status"] == "interrupted"
-    assert rows[-1]["evaluations"] == "17"
+    assert rows[-1]["evaluations"] == "16"
     (x,) = torch.load(tmp_path / "out" / "params.pt")
     assert float((x**4).sum()) == float(rows[-1]["loss"])
 
@@ -197,6 +200,18 @@ def test_a_failure_that_is_not_the_users_is_raised_as_it_is(tmp_path: Path, monk
     monkeypatch.setattr(command, "solve", lambda *_, **__: iter([None]))
     with pytest.raises(AttributeError):
         solved(target, tmp_path / "out")
+
+
+def test_a_loss_that_cannot_be_differentiated_twice_is_named_in_one_line(tmp_path: Path) -> None:
+    body = (
+        "class Quartic(torch.autograd.Function):\n"
+        "    @staticmethod\n    def forward(ctx, x):\n        ctx.save_for_backward(x)\n        return x**4\n"
+        "    @staticmethod\n    @torch.autograd.function.once_differentiable\n"
+        "    def backward(ctx, g):\n        return 4 * ctx.saved_tensors[0] ** 3 * g\n"
+        "def problem():\n    return x, lambda: Quartic.apply(x).sum()\n"
+    )
+    with pytest.raises(SolveError, match=r"failed \(NoSecondDerivativeError: .*; nothing was reached"):
+        solved(written(tmp_path, body), tmp_path / "out", method="sketched-lbfgs")
 
 
 @pytest.mark.parametrize("method", ["sketched-lbfgs", "scipy-lbfgsb", "scipy-bfgs"])
