@@ -37,6 +37,8 @@ class Line:
 
     method: str
     record: Record
+    spent: float
+    """The share of the whole budget that is spent, measuring included."""
 
 
 def phases(config: SolveConfig) -> list[tuple[Method, int]]:
@@ -55,7 +57,7 @@ def run_solve(config: SolveConfig) -> str:
     lines: list[Line] = []
     try:
         with (folder / "records.csv").open("w", newline="") as log:
-            watch(solve_in_phases(problem, config, bar.set_postfix_str), lines, log, bar, whole_budget(config))
+            watch(solve_in_phases(problem, config, bar.set_postfix_str), lines, log, bar)
     except Exception as error:
         written = write_solution(lines, problem, config, folder)
         if not is_users(error, config.target):
@@ -70,7 +72,7 @@ def is_users(error: Exception, target: str) -> bool:
     return is_of_torch or isinstance(error, SolveError) or line_in_file(error, target) is not None
 
 
-def watch(lines: Generator[Line, None, None], seen: list[Line], log: TextIO, bar: "tqdm[Any]", budget: Budget) -> None:
+def watch(lines: Generator[Line, None, None], seen: list[Line], log: TextIO, bar: "tqdm[Any]") -> None:
     """Log, show and collect all lines as they come; an interruption ends them early."""
     writer = csv.DictWriter(log, ["method", *(field.name for field in fields(Record))])
     writer.writeheader()
@@ -79,7 +81,7 @@ def watch(lines: Generator[Line, None, None], seen: list[Line], log: TextIO, bar
         seen.append(line)
         writer.writerow({"method": line.method, **asdict(line.record)})
         log.flush()
-        show(bar, line.record, budget)
+        show(bar, line)
 
     with bar, closing(lines):
         try:
@@ -96,23 +98,25 @@ def solve_in_phases(
     problem: Problem, config: SolveConfig, announce: Callable[[str], object]
 ) -> Generator[Line, None, None]:
     """Run the phases, each from where the last one ended, and let their bills add up."""
-    last, left = None, config.seconds or inf
+    last, measuring, whole = None, 0.0, Budget(config.adam + config.evaluations, config.seconds or inf)
     for method, evaluations in phases(config):
+        before = last
+        left = whole.seconds - measuring - (0.0 if before is None else before.seconds)
         if left <= 0:
             return
-        before, started = last, perf_counter()
         announce("measuring what a product costs")
+        started = perf_counter()
         price = price_for(method, problem, min(MEASURING_SECONDS, left / 10), perf_counter)
-        left -= perf_counter() - started
-        budget = Budget(evaluations, max(left, 1e-9))
+        took = perf_counter() - started
+        measuring += took
+        budget = Budget(evaluations, max(left - took, 1e-9))
         records = solve(problem, method, budget, price=price, records=config.records, clock=perf_counter)
         if method is not METHODS[config.method]:
             # What the first phase leaves of its time is for the next one.
             records = (record for record in records if record.status != "idle")
         for record in records:
             last = record if before is None else after(before, record)
-            yield Line(method.name, last)
-        left = budget.seconds - record.seconds
+            yield Line(method.name, last, whole.spent(last.billed, measuring + last.seconds))
 
 
 def after(before: Record, record: Record) -> Record:
@@ -127,11 +131,6 @@ def after(before: Record, record: Record) -> Record:
     )
 
 
-def whole_budget(config: SolveConfig) -> Budget:
-    """Return what all phases may spend together."""
-    return Budget(config.adam + config.evaluations, config.seconds or inf)
-
-
 def progress_bar(config: SolveConfig) -> "tqdm[Any]":
     """Return a bar over the share of the budget that is spent; hidden where nobody watches."""
     return tqdm(
@@ -143,12 +142,13 @@ def progress_bar(config: SolveConfig) -> "tqdm[Any]":
     )
 
 
-def show(bar: "tqdm[Any]", record: Record, budget: Budget) -> None:
-    """Move the bar to a record."""
+def show(bar: "tqdm[Any]", line: Line) -> None:
+    """Move the bar to a line of the log."""
+    record = line.record
     error = "" if isnan(record.error) else f", error {record.error:.2g}"
     bar.set_postfix_str(f"{record.evaluations} evaluations, loss {record.loss:.3g}{error}", refresh=False)
     # The last products may cost more than what was left for them.
-    bar.update(min(budget.spent(record.billed, record.seconds), 1.0) - bar.n)
+    bar.update(min(line.spent, 1.0) - bar.n)
 
 
 def ended(lines: list[Line]) -> Line:

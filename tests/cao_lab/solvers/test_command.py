@@ -16,7 +16,7 @@ import torch
 from cao_lab.config import ConfigError
 from cao_lab.solvers import command
 from cao_lab.solvers.budget import Budget, Record
-from cao_lab.solvers.command import progress_bar, run_solve, show, why_ended
+from cao_lab.solvers.command import Line, progress_bar, run_solve, show, why_ended
 from cao_lab.solvers.config import MethodName, SolveConfig, SolveError
 from cao_lab.solvers.methods import METHODS
 from cao_lab.solvers.price import Price
@@ -269,7 +269,7 @@ def test_the_bar_ends_at_the_whole_budget_though_the_bill_is_larger(monkeypatch:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     record = Record(90, 3, 0, 104.0, 1.0, 0.5, math.nan, 4.0, 0.0, "spent")
     with progress_bar(SolveConfig("wave", evaluations=100)) as bar:
-        show(bar, record, Budget(100))
+        show(bar, Line("cao", record, 1.04))
         assert bar.n == 1
         assert "100%" in str(bar)
         assert "loss 0.5" in str(bar)
