@@ -47,4 +47,5 @@ class Record:
     setup_price: float
     """Time of a setup over the same."""
     status: str
-    """running, spent, interrupted, "stalled: " and a reason, or idle: a stalled run waits for the end of its budget."""
+    """running, spent, interrupted, failed (an exception ended it), "stalled: " and a reason, or idle: a stalled run
+    waits for the end of its budget."""

@@ -1,8 +1,11 @@
 """The clock that solvers are compared by."""
 
+from collections.abc import Callable
 from time import perf_counter, process_time
 
 import torch
+
+Clock = Callable[[], float]
 
 
 def computing_seconds() -> float:

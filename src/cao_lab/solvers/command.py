@@ -3,11 +3,12 @@
 import csv
 import json
 import sys
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import closing
 from dataclasses import asdict, dataclass, fields, replace
-from math import inf, isnan
+from math import inf, isfinite, isnan
 from pathlib import Path
+from time import perf_counter
 from typing import Any, TextIO
 
 import torch
@@ -15,14 +16,19 @@ from tqdm import tqdm
 
 from cao_lab.config import output_folder
 from cao_lab.solvers.budget import Budget, Record
-from cao_lab.solvers.config import SolveConfig
+from cao_lab.solvers.config import SolveConfig, SolveError
 from cao_lab.solvers.figures import convergence_figure
 from cao_lab.solvers.method import Method
 from cao_lab.solvers.methods import METHODS
 from cao_lab.solvers.methods.first_order import Adam
-from cao_lab.solvers.solving import solve
-from cao_lab.solvers.user_problem import load_problem
+from cao_lab.solvers.solving import price_for, solve
+from cao_lab.solvers.user_problem import explanation, line_in_file, load_problem
 from cao_lab.tasks.pde.problem import Problem
+
+MEASURING_SECONDS = 5.0
+"""How long to measure what a product costs, or a tenth of --seconds if that is less."""
+CONVERGED = ("tolerance_grad", "the gradient is zero")
+"""What methods say at a point where the gradient is zero; scipy says "CONVERGENCE: " and why."""
 
 
 @dataclass(frozen=True)
@@ -31,14 +37,14 @@ class Line:
 
     method: str
     record: Record
+    spent: float
+    """The share of the whole budget that is spent, measuring included."""
 
 
-def phases(config: SolveConfig) -> list[tuple[Method, Budget]]:
-    """Return the methods to run, one after the other, and what each may spend."""
-    chosen: tuple[Method, Budget] = (METHODS[config.method], Budget(config.evaluations, config.seconds or inf))
-    if config.adam == 0:
-        return [chosen]
-    return [(Adam(config.adam_lr, is_decaying=False), Budget(config.adam)), chosen]
+def phases(config: SolveConfig) -> list[tuple[Method, int]]:
+    """Return the methods to run, one after the other, and the evaluations that each may spend."""
+    first = [(Adam(config.adam_lr, is_decaying=False), config.adam)] if config.adam else []
+    return [*first, (METHODS[config.method], config.evaluations)]
 
 
 def run_solve(config: SolveConfig) -> str:
@@ -47,15 +53,27 @@ def run_solve(config: SolveConfig) -> str:
         torch.set_num_threads(config.threads)
     problem = load_problem(config.target)
     folder = output_folder(config.out or Path("out", "solve", f"{problem.name}-{config.method}"))
-    with (folder / "records.csv").open("w", newline="") as log:
-        lines = watched(solve_in_phases(problem, config), log, progress_bar(config))
-    write_solution(lines, problem, config, folder)
-    return f"{summary(lines[-1].record)}\nwritten to {folder}: records.csv, solve.json, solve.png, params.pt"
+    bar = progress_bar(config)
+    lines: list[Line] = []
+    try:
+        with (folder / "records.csv").open("w", newline="") as log:
+            watch(solve_in_phases(problem, config, bar.set_postfix_str), lines, log, bar)
+    except Exception as error:
+        written = write_solution(lines, problem, config, folder)
+        if not is_users(error, config.target):
+            raise
+        raise SolveError(f"{explanation(error, config.target)}; {written}") from error
+    return f"{summary(ended(lines).record, problem)}\n{write_solution(lines, problem, config, folder)}"
 
 
-def watched(lines: Generator[Line, None, None], log: TextIO, bar: "tqdm[Any]") -> list[Line]:
-    """Return all lines, logged and shown as they come; an interruption ends them early, and what there is is kept."""
-    seen: list[Line] = []
+def is_users(error: Exception, target: str) -> bool:
+    """Whether the user's file raised an error, or made torch raise it: torch cannot differentiate every graph twice."""
+    is_of_torch = ":" in target and isinstance(error, RuntimeError)
+    return is_of_torch or isinstance(error, SolveError) or line_in_file(error, target) is not None
+
+
+def watch(lines: Generator[Line, None, None], seen: list[Line], log: TextIO, bar: "tqdm[Any]") -> None:
+    """Log, show and collect all lines as they come; an interruption ends them early."""
     writer = csv.DictWriter(log, ["method", *(field.name for field in fields(Record))])
     writer.writeheader()
 
@@ -63,7 +81,7 @@ def watched(lines: Generator[Line, None, None], log: TextIO, bar: "tqdm[Any]") -
         seen.append(line)
         writer.writerow({"method": line.method, **asdict(line.record)})
         log.flush()
-        show(bar, line.record)
+        show(bar, line)
 
     with bar, closing(lines):
         try:
@@ -72,18 +90,33 @@ def watched(lines: Generator[Line, None, None], log: TextIO, bar: "tqdm[Any]") -
         except KeyboardInterrupt:
             if not seen:
                 raise
-            keep(replace(seen[-1], record=replace(seen[-1].record, status="interrupted")))
-    return seen
+            if seen[-1].record.status != "interrupted":
+                keep(replace(seen[-1], record=replace(seen[-1].record, status="interrupted")))
 
 
-def solve_in_phases(problem: Problem, config: SolveConfig) -> Generator[Line, None, None]:
+def solve_in_phases(
+    problem: Problem, config: SolveConfig, announce: Callable[[str], object]
+) -> Generator[Line, None, None]:
     """Run the phases, each from where the last one ended, and let their bills add up."""
-    last = None
-    for method, budget in phases(config):
+    last, measuring, whole = None, 0.0, Budget(config.adam + config.evaluations, config.seconds or inf)
+    for method, evaluations in phases(config):
         before = last
-        for record in solve(problem, method, budget, records=config.records):
+        left = whole.seconds - measuring - (0.0 if before is None else before.seconds)
+        if left <= 0:
+            return
+        announce("measuring what a product costs")
+        started = perf_counter()
+        price = price_for(method, problem, min(MEASURING_SECONDS, left / 10), perf_counter)
+        took = perf_counter() - started
+        measuring += took
+        budget = Budget(evaluations, max(left - took, 1e-9))
+        records = solve(problem, method, budget, price=price, records=config.records, clock=perf_counter)
+        if method is not METHODS[config.method]:
+            # What the first phase leaves of its time is for the next one.
+            records = (record for record in records if record.status != "idle")
+        for record in records:
             last = record if before is None else after(before, record)
-            yield Line(method.name, last)
+            yield Line(method.name, last, whole.spent(last.billed, measuring + last.seconds))
 
 
 def after(before: Record, record: Record) -> Record:
@@ -99,42 +132,64 @@ def after(before: Record, record: Record) -> Record:
 
 
 def progress_bar(config: SolveConfig) -> "tqdm[Any]":
-    """Return a bar over everything there is to bill; hidden where nobody watches."""
+    """Return a bar over the share of the budget that is spent; hidden where nobody watches."""
     return tqdm(
         desc=config.method,
-        total=config.adam + config.evaluations,
-        unit=" evaluations",
+        total=1.0,
         disable=not sys.stderr.isatty(),
         dynamic_ncols=True,
-        bar_format="{desc} {percentage:3.0f}% |{bar:16}| [{elapsed}<{remaining}, {rate_fmt}{postfix}]",
+        bar_format="{desc} {percentage:3.0f}% |{bar:16}| [{elapsed}<{remaining}{postfix}]",
     )
 
 
-def show(bar: "tqdm[Any]", record: Record) -> None:
-    """Move the bar to a record."""
-    bar.set_postfix_str(f"loss {record.loss:.3g}" + (f" error {record.error:.2g}" if record.error >= 0 else ""))
-    bar.update(record.billed - bar.n)
+def show(bar: "tqdm[Any]", line: Line) -> None:
+    """Move the bar to a line of the log."""
+    record = line.record
+    error = "" if isnan(record.error) else f", error {record.error:.2g}"
+    bar.set_postfix_str(f"{record.evaluations} evaluations, loss {record.loss:.3g}{error}", refresh=False)
+    # The last products may cost more than what was left for them.
+    bar.update(min(line.spent, 1.0) - bar.n)
 
 
-def write_solution(lines: list[Line], problem: Problem, config: SolveConfig, folder: Path) -> None:
-    """Write the settings and the outcome, the figure, and the parameters."""
-    last = lines[-1].record
+def ended(lines: list[Line]) -> Line:
+    """Return the last line that is of work, and says why it ended."""
+    return next(line for line in reversed(lines) if line.record.status != "idle")
+
+
+def write_solution(lines: list[Line], problem: Problem, config: SolveConfig, folder: Path) -> str:
+    """Write settings and outcome, figure and parameters, if anything was reached, and return what was written."""
+    if not lines:
+        return "nothing was reached"
+    last = ended(lines).record
     outcome = {
         "config": {**asdict(config), "out": str(folder)},
         "parameters": problem.size,
-        "outcome": {**asdict(last), "error": None if isnan(last.error) else last.error},
+        "outcome": {**asdict(last), "error": last.error if isfinite(last.error) else None},
         "stalled": next((line.record.status for line in lines if line.record.status.startswith("stalled")), None),
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
     }
     (folder / "solve.json").write_text(json.dumps(outcome, indent=2) + "\n")
-    curves = {line.method: [other.record for other in lines if other.method == line.method] for line in lines}
+    worked = [line for line in lines if line.record.status != "idle"]
+    curves = {line.method: [other.record for other in worked if other.method == line.method] for line in worked}
     convergence_figure(curves, problem.name).savefig(folder / "solve.png")
     torch.save([p.detach() for p in problem.params], folder / "params.pt")
+    return f"written to {folder}: records.csv, solve.json, solve.png, params.pt"
 
 
-def summary(record: Record) -> str:
+def summary(record: Record, problem: Problem) -> str:
     """Return the outcome in one line."""
-    error = f", relative error {record.error:.3g}" if record.error >= 0 else ""
+    kind = "" if problem.residuals is None else " (a sum of squares)"
+    error = "" if isnan(record.error) else f", error {record.error:.3g}"
     cost = f"{record.evaluations} evaluations, {record.products} products, {record.seconds:.1f} s"
-    return f"loss {record.loss:.4g}{error} after {cost} ({record.status})"
+    return f"loss {record.loss:.4g}{kind}{error} after {cost} ({why_ended(record.status)})"
+
+
+def why_ended(status: str) -> str:
+    """Return in words for a person why a run ended."""
+    reason = status.removeprefix("stalled: ")
+    if reason in CONVERGED:
+        return "converged: the gradient is zero"
+    if reason.startswith("CONVERGENCE: "):
+        return reason.lower().replace("convergence", "converged")
+    return {"spent": "budget spent"}.get(status, status if reason == status else f"stopped early: {reason}")

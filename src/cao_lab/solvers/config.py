@@ -20,14 +20,17 @@ class SolveConfig:
     """Minimise a loss of your own, or one of the laboratory's, over its full batch."""
 
     target: tyro.conf.Positional[str]
-    """path.py:function, where function() returns params, a function that returns the loss (or residuals whose squares
-    sum to it), and optionally one that returns an error; or a problem of the laboratory, such as convection."""
+    """path.py:function, where function() returns params, a function that returns the loss or residuals, and optionally
+    one that returns an error, a number. One tensor without dimensions is the loss; anything else, (residual,) or a
+    tensor of shape (1,) included, is residuals, and the loss is the sum of their squares. Or a problem of the
+    laboratory, such as convection."""
     method: MethodName = "sketched-lbfgs"
     """The method; nncg needs the extra peers, soap the extra baselines."""
     evaluations: int = 5_000
     """Evaluations of the loss to spend; a product of the curvature counts by its measured time."""
     seconds: float | None = None
-    """Time limit in seconds."""
+    """Time limit in seconds, for Adam, for measuring what a product costs and for the method together; computing errors
+    and writing the log are not counted."""
     adam: int = 0
     """Evaluations of Adam to take first, in addition to the others."""
     adam_lr: float = 1e-3
@@ -41,8 +44,11 @@ class SolveConfig:
 
     def __post_init__(self) -> None:
         """Refuse what cannot be run."""
-        for field, least in (("evaluations", 1), ("adam", 0), ("records", 1)):
-            if getattr(self, field) < least:
-                raise SolveError(f"{field} must be at least {least}, got {getattr(self, field)}")
-        if self.seconds is not None and self.seconds <= 0:
-            raise SolveError(f"seconds must be positive, got {self.seconds}")
+        for field, least in (("evaluations", 1), ("adam", 0), ("records", 1), ("threads", 1)):
+            value = getattr(self, field)
+            if value is not None and value < least:
+                raise SolveError(f"{field} must be at least {least}, got {value}")
+        for field in ("seconds", "adam_lr"):
+            value = getattr(self, field)
+            if value is not None and not value > 0:
+                raise SolveError(f"{field} must be positive, got {value}")

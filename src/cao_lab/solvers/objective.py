@@ -10,13 +10,15 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from cao_lab.solvers.budget import Budget, Record
-from cao_lab.solvers.clock import computing_seconds
+from cao_lab.solvers.clock import Clock, computing_seconds
 from cao_lab.solvers.price import Price
 from cao_lab.tasks.pde.problem import Problem
 
 NO_PRICE = Price()
 HOPELESS = 50
 """Evaluations in a row without a finite loss after which a method has lost its way."""
+BOTTOMLESS = 1e12
+"""A loss below minus this, times the first loss if that is larger than one, is taken to have no lower bound."""
 
 
 class BudgetSpent(Exception):  # noqa: N818  # not an error
@@ -24,7 +26,7 @@ class BudgetSpent(Exception):  # noqa: N818  # not an error
 
 
 class Lost(Exception):  # noqa: N818
-    """The method has left the region where the loss is finite, and does not come back."""
+    """The loss is not finite and does not become so again, or it has no lower bound."""
 
 
 class Objective:
@@ -38,6 +40,8 @@ class Objective:
         price: Price = NO_PRICE,
         records: int = 200,
         on_record: Callable[[Record], None] = lambda record: None,
+        on_evaluation: Callable[[], None] = lambda: None,
+        clock: Clock | None = None,
     ) -> None:
         self.problem, self.budget, self.price = problem, budget, price
         self.params = [p for p in problem.params if p.requires_grad]
@@ -45,7 +49,9 @@ class Objective:
         self.best_loss = math.inf
         self.best_point = point_of(self.params)
         self._records, self._on_record, self._next_record = records, on_record, 0.0
+        self._on_evaluation, self._clock = on_evaluation, clock or computing_seconds
         self._not_finite = 0
+        self._least_plausible = -math.inf
         self._dtype = torch.get_default_dtype()
         self._paused = 0.0
         self._started: float | None = None
@@ -53,7 +59,7 @@ class Objective:
     @property
     def seconds(self) -> float:
         """Time since the first evaluation began, without pauses; optimizers import a lot before that."""
-        return 0.0 if self._started is None else computing_seconds() - self._started - self._paused
+        return 0.0 if self._started is None else self._clock() - self._started - self._paused
 
     @property
     def billed(self) -> float:
@@ -120,9 +126,11 @@ class Objective:
         set_point(self.params, self.best_point)
 
     def _check_budget(self) -> None:
+        self._on_evaluation()
         if self._started is None:
-            self._started = computing_seconds()
-        if self.spent >= 1:
+            self._started = self._clock()
+        # The first evaluation is always made: without it there would be no loss to show.
+        if self.spent >= 1 and self.billed > 0:
             raise BudgetSpent
 
     def _book(self, loss: float) -> None:
@@ -133,11 +141,20 @@ class Objective:
         if math.isfinite(loss) and loss < self.best_loss:
             self.best_loss = loss
             self.best_point = point_of(self.params)
+        self._check_bottom(loss)
         if self.spent >= self._next_record:
             self._next_record = self.spent + 1 / self._records
             record = self.record("running")
             with self._pause():
                 self._on_record(record)
+
+    def _check_bottom(self, loss: float) -> None:
+        if self.evaluations == 1:
+            self._least_plausible = -BOTTOMLESS * max(1.0, abs(loss))
+        if loss < self._least_plausible:
+            raise Lost(
+                f"the loss is unbounded below, it has reached {loss:.1e}; if it is a residual, return (residual,)"
+            )
 
     def _best_error(self) -> float:
         if self.problem.error is None:
@@ -155,12 +172,12 @@ class Objective:
     @contextmanager
     def _pause(self) -> Iterator[None]:
         """Stop the clock, and give the problem back the default precision it was made under."""
-        since = computing_seconds()
+        since = self._clock()
         try:
             with default_dtype(self._dtype):
                 yield
         finally:
-            self._paused += computing_seconds() - since
+            self._paused += self._clock() - since
 
 
 @contextmanager

@@ -2,12 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import inf
 from statistics import median
 from typing import NamedTuple
 
 import torch
 
-from cao_lab.solvers.clock import computing_seconds
+from cao_lab.solvers.clock import Clock, computing_seconds
 from cao_lab.tasks.pde.problem import Problem
 
 Work = Callable[[], object]
@@ -28,26 +29,40 @@ class Products:
     count: int = 1
     setup: Work | None = None
     """What has to be done once before them, such as computing a Jacobian; not part of `make`."""
+    one: Work | None = None
+    """One product alone, if `make` is several."""
 
 
-def measured_price(problem: Problem, products: Products, repeats: int = 11) -> Price:
-    """Return the price of products on this machine: the medians of ratios of times that are taken in turns."""
+def measured_price(
+    problem: Problem, products: Products, repeats: int = 11, limit: float = inf, clock: Clock | None = None
+) -> Price:
+    """Return the price of products on this machine: the medians of ratios of times that are taken in turns.
+
+    After `limit` seconds no further turn begins. If several products would take longer than that, one is timed.
+    """
+    clock = clock or computing_seconds
+    deadline = clock() + limit
+    if limit < inf and products.one and products.count * seconds(products.one, clock) > limit:
+        products = Products(products.one, setup=products.setup)
 
     def evaluation() -> None:
         torch.autograd.grad(problem.loss(), list(problem.params), allow_unused=True)
 
     works = [evaluation, products.make, products.setup or (lambda: None)]
-    # The first round is slower, and not counted.
-    rounds = [[seconds(work) for work in works] for _ in range(repeats + 1)][1:]
+    rounds = [[seconds(work, clock) for work in works]]
+    while len(rounds) <= repeats and clock() < deadline:
+        rounds.append([seconds(work, clock) for work in works])
+    # The first round is slower, and counts only if it is the only one.
+    rounds = rounds[1:] or rounds
     product = median(several / one for one, several, _ in rounds) / products.count
     return Price(product, median(setup / one for one, _, setup in rounds) if products.setup else 0.0)
 
 
-def seconds(work: Work) -> float:
+def seconds(work: Work, clock: Clock) -> float:
     """Return how long it takes."""
-    start = computing_seconds()
+    start = clock()
     work()
-    return computing_seconds() - start
+    return clock() - start
 
 
 def hessian_product(problem: Problem) -> Products:

@@ -3,35 +3,49 @@
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from math import isfinite
+from math import inf, isfinite
 
 from torch import Tensor
 
 from cao_lab.solvers.budget import Budget, Record
+from cao_lab.solvers.clock import Clock
 from cao_lab.solvers.method import Method
 from cao_lab.solvers.methods.first_order import Adam
 from cao_lab.solvers.objective import BudgetSpent, Lost, Objective, point_of
 from cao_lab.solvers.price import Price, measured_price
-from cao_lab.solvers.streaming import streamed
+from cao_lab.solvers.streaming import Emitter, streamed
 from cao_lab.tasks.pde.problem import Problem
 
 
 def solve(
-    problem: Problem, method: Method, budget: Budget, *, price: Price | None = None, records: int = 200
+    problem: Problem,
+    method: Method,
+    budget: Budget,
+    *,
+    price: Price | None = None,
+    records: int = 200,
+    clock: Clock | None = None,
 ) -> Iterator[Record]:
     """Minimise the loss from where the parameters are, and leave them at the best point found.
 
     Yields about as many records as asked for, spread evenly over the budget, the first at the start. The price of
-    products is measured if it is not given.
+    products is measured if it is not given. Time is that of `computing_seconds` if no other clock is given.
     """
-    if price is None:
-        products = method.products(problem)
-        price = Price() if products is None else measured_price(problem, products)
+    price = price_for(method, problem, clock=clock) if price is None else price
 
-    def work(emit: Callable[[Record], None]) -> None:
-        run(method, Objective(problem, budget, price=price, records=records, on_record=emit), emit)
+    def work(emit: Emitter[Record]) -> None:
+        objective = Objective(
+            problem, budget, price=price, records=records, on_record=emit, on_evaluation=emit.check, clock=clock
+        )
+        run(method, objective, emit)
 
     return streamed(work)
+
+
+def price_for(method: Method, problem: Problem, limit: float = inf, clock: Clock | None = None) -> Price:
+    """Measure what a method's products cost, within about so many seconds; nothing if it makes none."""
+    products = method.products(problem)
+    return Price() if products is None else measured_price(problem, products, limit=limit, clock=clock)
 
 
 def run(method: Method, objective: Objective, emit: Callable[[Record], None]) -> None:
@@ -42,12 +56,25 @@ def run(method: Method, objective: Objective, emit: Callable[[Record], None]) ->
         status = "spent"
     except Lost as lost:
         status = f"stalled: {lost}"
+    except (Exception, KeyboardInterrupt) as error:
+        if objective.evaluations:
+            emit(last_record(objective, "failed" if isinstance(error, Exception) else "interrupted"))
+        raise
     finally:
         objective.take_best()
     last = objective.record(status)
     emit(last)
     if status != "spent":
         emit(idle_to_the_end(last, objective.budget))
+
+
+def last_record(objective: Objective, status: str) -> Record:
+    """Return where a run stands that ended before its time; its error is unknown if measuring it is what fails."""
+    try:
+        return objective.record(status)
+    except Exception:
+        objective.problem = replace(objective.problem, error=None)
+        return objective.record(status)
 
 
 def idle_to_the_end(record: Record, budget: Budget) -> Record:

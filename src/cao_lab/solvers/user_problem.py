@@ -1,10 +1,13 @@
 """A problem to solve: one of the laboratory's by name, or what a function of the user's returns."""
 
 import math
+import traceback
 from collections.abc import Callable, Sequence
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -19,9 +22,16 @@ RETURNS = "it must return (params, loss or residuals[, error])"
 def load_problem(target: str) -> Problem:
     """Return the problem that the command line names, checked at its start."""
     problem = EQUATIONS[target].problem() if target in EQUATIONS else problem_of_function(target)
-    loss = float(problem.loss().detach())
-    if not math.isfinite(loss):
-        raise SolveError(f"{target}: the loss is {loss} at the start; choose parameters where it is finite")
+    loss = called(problem.loss, target)
+    if not math.isfinite(value := float(loss.detach())):
+        raise SolveError(f"{target}: the loss is {value} at the start; choose parameters where it is finite")
+    gradient = called(lambda: torch.autograd.grad(loss, list(problem.params), allow_unused=True), target)
+    again = float(called(problem.loss, target).detach())
+    if not math.isclose(value, again, rel_tol=1e-4, abs_tol=1e-12):
+        # Dropout, or points that are drawn anew.
+        raise SolveError(f"{target}: the loss is {value:.6g}, then {again:.6g}; it must be the same at every call")
+    if all(part is None for part in gradient):
+        raise SolveError(f"{target}: the loss does not depend on params; compute it from the tensors that you return")
     return problem
 
 
@@ -49,16 +59,35 @@ def as_problem(result: Any, target: str) -> Problem:
         wrong = function if not callable(function) else error
         raise SolveError(f"{target} returned {type(wrong).__name__} where a function was expected; {RETURNS}")
     name = target.rpartition(":")[2]
+    error = checked_error(error, target) if error else None
     value = called(function, target)
     if is_graph(value) and value.ndim == 0:
         return Problem(name, params, function, error=error)
     parts = as_tuple(value)
-    if not parts or not all(is_graph(part) for part in parts):
+    if not all(is_graph(part) for part in parts) or not any(part.numel() for part in parts):
         raise SolveError(
-            f"{target}: the function must return a scalar loss or tensors of residuals, computed from params, "
+            f"{target}: the function must return a scalar loss or tensors of residuals, real and computed from params, "
             f"got {described(value)}"
         )
     return least_squares(name, params, lambda: as_tuple(function()), error)
+
+
+def checked_error(error: Callable[[], Any], target: str) -> Callable[[], float]:
+    """Return the error function as one that returns a float, after a first call."""
+
+    def measured() -> float:
+        return as_number(called(error, target), target)
+
+    measured()
+    return measured
+
+
+def as_number(value: Any, target: str) -> float:
+    """Return what the error function returned as a number; it may be a tensor or an array with one entry."""
+    number = value.item() if isinstance(value, Tensor | np.ndarray) and math.prod(value.shape) == 1 else value
+    if not isinstance(number, Real):
+        raise SolveError(f"{target}: the error function must return a number, got {described(value)}")
+    return float(number)
 
 
 def checked_params(params: Any, target: str) -> Sequence[Tensor]:
@@ -84,8 +113,8 @@ def as_tuple(value: Any) -> tuple[Any, ...]:
 
 
 def is_graph(value: Any) -> bool:
-    """Whether it is a tensor that can be differentiated."""
-    return isinstance(value, Tensor) and value.requires_grad
+    """Whether it is a tensor of real numbers that can be differentiated."""
+    return isinstance(value, Tensor) and value.requires_grad and not value.is_complex()
 
 
 def described(value: Any) -> str:
@@ -93,7 +122,8 @@ def described(value: Any) -> str:
     if isinstance(value, list | tuple):
         return f"({', '.join(described(part) for part in value)})"
     if isinstance(value, Tensor):
-        return f"a tensor of shape {tuple(value.shape)}{'' if value.requires_grad else ' without a graph'}"
+        kind = "a complex tensor" if value.is_complex() else "a tensor"
+        return f"{kind} of shape {tuple(value.shape)}{'' if value.requires_grad else ' without a graph'}"
     return type(value).__name__
 
 
@@ -103,5 +133,21 @@ def called(function: Callable[[], Any], target: str) -> Any:
         with torch.enable_grad():
             return function()
     except Exception as error:
-        reason = (str(error).splitlines() or [""])[0]
-        raise SolveError(f"{target} failed ({type(error).__name__}: {reason})") from error
+        raise SolveError(explanation(error, target)) from error
+
+
+def explanation(error: Exception, target: str) -> str:
+    """Tell an error in one line: what it is and, if it passed through the user's file, where."""
+    if isinstance(error, SolveError):
+        return str(error)
+    reason = (str(error).splitlines() or [""])[0]
+    line = line_in_file(error, target)
+    place = f" in line {line}" if line else ""
+    return f"{target} failed ({type(error).__name__}{place}: {reason})"
+
+
+def line_in_file(error: Exception, target: str) -> int | None:
+    """Return the line of the user's file in which an error was raised, by itself or by what it called."""
+    path = Path(target.rpartition(":")[0]).resolve()
+    frames = traceback.extract_tb(error.__traceback__)
+    return next((frame.lineno for frame in reversed(frames) if Path(frame.filename).resolve() == path), None)

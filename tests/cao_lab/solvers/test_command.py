@@ -5,6 +5,7 @@ import json
 import math
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -13,9 +14,13 @@ import pytest
 import torch
 
 from cao_lab.config import ConfigError
-from cao_lab.solvers.command import run_solve
+from cao_lab.solvers import command
+from cao_lab.solvers.budget import Budget, Record
+from cao_lab.solvers.command import Line, progress_bar, run_solve, show, why_ended
 from cao_lab.solvers.config import MethodName, SolveConfig, SolveError
 from cao_lab.solvers.methods import METHODS
+from cao_lab.solvers.price import Price
+from cao_lab.solvers.solving import solve
 from cao_lab.solvers.user_problem import load_problem
 
 HEAD = "import torch\nx = torch.tensor([3.0, 1.0], dtype=torch.float64, requires_grad=True)\n"
@@ -96,14 +101,39 @@ def test_a_problem_of_the_laboratory_has_its_name() -> None:
         ("def problem():\n    return x, lambda: x.sum().detach()\n", r"got a tensor of shape \(\) without a graph"),
         ("def problem():\n    return x, lambda: (x, 'a')\n", r"got \(a tensor of shape \(2,\), str\)"),
         ("def problem():\n    return x, lambda: x.sum() * float('nan')\n", "the loss is nan at the start"),
-        ("def problem():\n    raise RuntimeError('no data\\nhere')\n", r"failed \(RuntimeError: no data\)"),
-        ("def problem():\n    return x, lambda: x @ torch.ones(3)\n", r"failed \(RuntimeError: "),
+        ("def problem():\n    raise RuntimeError('no data\\nhere')\n", r"failed \(RuntimeError in line 4: no data\)"),
+        ("def problem():\n    return x, lambda: x @ torch.ones(3)\n", r"failed \(RuntimeError in line 4: "),
+        (
+            "y = x.detach().requires_grad_()\ndef problem():\n    return x, lambda: y.sum()\n",
+            "does not depend on params",
+        ),
+        ("def problem():\n    return x, lambda: x[:0]\n", r"got a tensor of shape \(0,\)"),
+        ("def problem():\n    return x, lambda: x * 1j\n", r"got a complex tensor of shape \(2,\)"),
+        ("def problem():\n    return x, lambda: x * torch.rand(2)\n", "must be the same at every call"),
+        ("def problem():\n    return x, lambda: x, lambda: 'a'\n", "the error function must return a number, got str"),
+        ("def problem():\n    return x, lambda: x, lambda: None\n", "must return a number, got NoneType"),
+        ("def problem():\n    return x, lambda: x, lambda: x\n", r"must return a number, got a tensor of shape \(2,\)"),
+        (
+            "def problem():\n    return x, lambda: x, lambda: 1 / 0\n",
+            r"failed \(ZeroDivisionError in line 4: division ",
+        ),
     ],
 )
 def test_what_cannot_be_solved_is_refused_in_one_line(tmp_path: Path, body: str, message: str) -> None:
     with pytest.raises(SolveError, match=message) as caught:
         load_problem(written(tmp_path, body))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "error", ["x.norm()", "x.norm()[None]", "x.detach().norm().numpy()", "float(x.detach().norm())"]
+)
+def test_an_error_is_a_number_or_a_tensor_with_one_entry(tmp_path: Path, error: str) -> None:
+    problem = load_problem(written(tmp_path, f"def problem():\n    return x, lambda: x, lambda: {error}\n"))
+    assert problem.error is not None
+    measured = problem.error()
+    assert type(measured) is float
+    assert measured == pytest.approx(math.sqrt(10))
 
 
 def test_a_file_that_does_not_exist_is_named() -> None:
@@ -122,6 +152,9 @@ def test_a_target_that_names_nothing_lists_what_there_is() -> None:
         ({"evaluations": 0}, "evaluations must be at least 1, got 0"),
         ({"adam": -1}, "adam must be at least 0, got -1"),
         ({"seconds": -2.0}, r"seconds must be positive, got -2\.0"),
+        ({"seconds": math.nan}, "seconds must be positive, got nan"),
+        ({"adam_lr": 0.0}, r"adam_lr must be positive, got 0\.0"),
+        ({"threads": 0}, "threads must be at least 1, got 0"),
     ],
 )
 def test_settings_that_cannot_be_run_are_refused(settings: dict[str, Any], message: str) -> None:
@@ -136,11 +169,110 @@ def test_an_interrupted_run_is_written_as_far_as_it_got(tmp_path: Path) -> None:
     )
     message, rows, outcome = solved(written(tmp_path, body), tmp_path / "out", evaluations=50)
     assert "(interrupted)" in message
-    # Two calls are made to look at the problem before the run begins.
+    # Three calls are made to look at the problem before the run begins.
     assert rows[-1]["status"] == outcome["outcome"]["status"] == "interrupted"
-    assert rows[-1]["evaluations"] == "17"
+    assert rows[-1]["evaluations"] == "16"
     (x,) = torch.load(tmp_path / "out" / "params.pt")
     assert float((x**4).sum()) == float(rows[-1]["loss"])
+
+
+FAILING = (
+    "calls = []\ndef loss():\n    calls.append(1)\n    if len(calls) == 20:\n        raise RuntimeError('boom')\n"
+    "    return (x**4).sum()\ndef problem():\n    return x, loss, lambda: 1 / (30 - len(calls))\n"
+)
+
+
+@pytest.mark.parametrize(("line", "body"), [(7, FAILING), (10, FAILING.replace("== 20", "== 99"))])
+def test_a_run_that_fails_is_written_as_far_as_it_got(tmp_path: Path, line: int, body: str) -> None:
+    folder = tmp_path / "out"
+    with pytest.raises(SolveError, match=rf"failed \(.*Error in line {line}: .*written to {folder}: ") as caught:
+        solved(written(tmp_path, body), folder, evaluations=50)
+    assert "\n" not in str(caught.value)
+    outcome = json.loads((folder / "solve.json").read_text())["outcome"]
+    assert outcome["status"] == "failed"
+    (x,) = torch.load(folder / "params.pt")
+    assert float((x**4).sum()) == outcome["loss"] < 82
+    assert (folder / "solve.png").exists()
+
+
+def test_a_failure_that_is_not_the_users_is_raised_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = written(tmp_path, "def problem():\n    return x, lambda: (x**4).sum()\n")
+    monkeypatch.setattr(command, "solve", lambda *_, **__: iter([None]))
+    with pytest.raises(AttributeError):
+        solved(target, tmp_path / "out")
+
+
+def test_a_loss_that_cannot_be_differentiated_twice_is_named_in_one_line(tmp_path: Path) -> None:
+    body = (
+        "class Quartic(torch.autograd.Function):\n"
+        "    @staticmethod\n    def forward(ctx, x):\n        ctx.save_for_backward(x)\n        return x**4\n"
+        "    @staticmethod\n    @torch.autograd.function.once_differentiable\n"
+        "    def backward(ctx, g):\n        return 4 * ctx.saved_tensors[0] ** 3 * g\n"
+        "def problem():\n    return x, lambda: Quartic.apply(x).sum()\n"
+    )
+    with pytest.raises(SolveError, match=r"failed \(NoSecondDerivativeError: .*; nothing was reached"):
+        solved(written(tmp_path, body), tmp_path / "out", method="sketched-lbfgs")
+
+
+@pytest.mark.parametrize("method", ["sketched-lbfgs", "scipy-lbfgsb", "scipy-bfgs"])
+def test_a_run_that_arrives_says_so(tmp_path: Path, method: str) -> None:
+    target = written(tmp_path, "def problem():\n    return x, lambda: x - 1\n")
+    message, rows, outcome = solved(target, tmp_path / "out", method=method, evaluations=500, seconds=1e6)
+    assert message.startswith("loss 0 (a sum of squares) after ")
+    assert " (converged: " in message
+    assert rows[-1]["status"] == "idle"
+    assert outcome["outcome"]["status"].startswith("stalled: ")
+    assert outcome["outcome"]["seconds"] < 1e6
+
+
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [
+        ("stalled: tolerance_grad", "converged: the gradient is zero"),
+        ("stalled: CONVERGENCE: NORM OF G <= PGTOL", "converged: norm of g <= pgtol"),
+        ("stalled: no step lowers the loss", "stopped early: no step lowers the loss"),
+        ("spent", "budget spent"),
+        ("interrupted", "interrupted"),
+    ],
+)
+def test_a_person_is_told_why_a_run_ended(status: str, words: str) -> None:
+    assert why_ended(status) == words
+
+
+def test_a_residual_that_is_taken_for_the_loss_is_pointed_out(tmp_path: Path) -> None:
+    message, *_ = solved(written(tmp_path, "def problem():\n    return x, lambda: x[0] - 1\n"), tmp_path / "out")
+    assert "(stopped early: the loss is unbounded below" in message
+    assert "if it is a residual, return (residual,)" in message
+
+
+def test_the_time_of_adam_and_of_measuring_is_part_of_the_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = written(tmp_path, "def problem():\n    return x, lambda: (x**4).sum()\n")
+    budgets: list[Budget] = []
+    limits: list[float] = []
+    times = iter(range(0, 1000, 3))
+
+    def spying(problem: Any, method: Any, budget: Budget, **settings: Any) -> Any:
+        budgets.append(budget)
+        return (replace(record, seconds=4.0) for record in solve(problem, method, Budget(5), price=Price()))
+
+    monkeypatch.setattr(command, "perf_counter", lambda: float(next(times)))
+    monkeypatch.setattr(command, "price_for", lambda method, problem, limit, clock: limits.append(limit))
+    monkeypatch.setattr(command, "solve", spying)
+    solved(target, tmp_path / "out", adam=10, seconds=20.0)
+    assert [budget.seconds for budget in budgets] == [17, 10]
+    assert limits == [2, 1.3]
+
+
+def test_the_bar_ends_at_the_whole_budget_though_the_bill_is_larger(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    record = Record(90, 3, 0, 104.0, 1.0, 0.5, math.nan, 4.0, 0.0, "spent")
+    with progress_bar(SolveConfig("wave", evaluations=100)) as bar:
+        show(bar, Line("cao", record, 1.04))
+        assert bar.n == 1
+        assert "100%" in str(bar)
+        assert "loss 0.5" in str(bar)
 
 
 def test_every_method_can_be_asked_for() -> None:

@@ -150,6 +150,57 @@ def test_a_method_that_finds_no_finite_loss_any_more_is_stopped() -> None:
     assert records[-1].loss == 1
 
 
+def falling(slope: float) -> Problem:
+    """A loss without a minimum."""
+    x = torch.tensor([1.0], dtype=torch.float64, requires_grad=True)
+    return Problem("falling", [x], lambda: slope * x.sum())
+
+
+@pytest.mark.parametrize(("slope", "lowest"), [(1.0, -1e13), (1e6, -1e13)])
+def test_a_loss_without_a_lower_bound_ends_a_run(slope: float, lowest: float) -> None:
+    records = list(solve(falling(slope), Visiting((1.0, -1e11, lowest, 0.0)), Budget(10_000), records=10_000))
+    assert records[-2].status.startswith(f"stalled: the loss is unbounded below, it has reached {slope * lowest:.1e}")
+    assert records[-2].evaluations == 3
+
+
+def test_a_loss_that_is_large_from_the_start_may_be_as_large_and_negative() -> None:
+    records = list(solve(falling(1e15), Visiting((1.0, -1e3)), Budget(10_000)))
+    assert records[-2].status == "stalled: out of points"
+
+
+def test_a_run_that_fails_shows_first_what_it_reached() -> None:
+    problem = bowl()
+
+    def loss() -> Tensor:
+        if problem.params[0].item() == 0.5:
+            raise RuntimeError("half")
+        return problem.loss()
+
+    records = solve(replace(problem, loss=loss), Visiting((3.0, 2.0, 1.0, 0.5)), Budget(10_000), records=1)
+    assert [next(records).loss, next(records).loss] == [9, 1]
+    with pytest.raises(RuntimeError, match="half"):
+        next(records)
+    assert problem.params[0].item() == 1
+
+
+def test_a_run_whose_error_cannot_be_measured_any_more_has_none() -> None:
+    def error() -> float:
+        if problem.params[0].item() == 1:
+            raise RuntimeError("no error")
+        return 7.0
+
+    problem = replace(bowl(), error=error)
+    records = solve(problem, Visiting((3.0, 1.0)), Budget(100), records=100)
+    assert next(records).error == 7
+    failed = next(records)
+    assert (failed.status, failed.loss, math.isnan(failed.error)) == ("failed", 1, True)
+
+
+def test_the_first_evaluation_is_made_whatever_the_time() -> None:
+    *_, last = solve(bowl(), Adam(), Budget(100, seconds=1e-12))
+    assert (last.evaluations, last.loss, last.status) == (1, 1, "spent")
+
+
 def test_records_are_spread_over_the_budget() -> None:
     records = list(solve(bowl(), Adam(), Budget(1000), records=10))
     assert 10 <= len(records) <= 12
@@ -181,6 +232,34 @@ def test_the_price_is_the_time_of_a_product_over_that_of_an_evaluation(clock: Cl
 def test_the_price_is_a_median(clock: Clock) -> None:
     durations: Iterator[float] = iter([50.0, 3.0, 3.0, 3.0, 99.0, *[3.0] * 7])
     assert measured_price(slow(bowl(), clock, 2.0), Products(lambda: clock.advance(next(durations)))) == Price(1.5)
+
+
+def test_measuring_a_price_ends_at_its_limit(clock: Clock) -> None:
+    products = Products(lambda: clock.advance(12.0), count=4, setup=lambda: clock.advance(40.0))
+    # A turn takes 54 seconds; the second begins before the limit, the third does not.
+    assert measured_price(slow(bowl(), clock, 2.0), products, limit=100) == Price(1.5, setup=20)
+    assert clock.now == 108
+
+
+def test_one_product_is_timed_if_several_take_longer_than_the_limit(clock: Clock) -> None:
+    products = Products(lambda: pytest.fail("too slow"), count=20, one=lambda: clock.advance(3.0))
+    assert measured_price(slow(bowl(), clock, 2.0), products, limit=10) == Price(1.5)
+    assert clock.now <= 20
+
+
+def test_a_price_without_a_limit_is_that_of_all_products_and_all_turns(clock: Clock) -> None:
+    products = Products(lambda: clock.advance(12.0), count=4, one=lambda: pytest.fail("not what suites measure"))
+    measured_price(slow(bowl(), clock, 2.0), products, repeats=21)
+    assert clock.now == 22 * 14
+
+
+@pytest.mark.parametrize("residuals", [True, False])
+def test_one_timed_product_is_the_first_of_the_block(residuals: bool) -> None:
+    problem = EQUATIONS["wave"].problem(ProblemConfig(width=4, depth=1, interior=10, initial=5, boundary=3))
+    products = METHODS["sketched-lbfgs"].products(problem if residuals else replace(problem, residuals=None))
+    assert products is not None
+    assert products.one is not None
+    torch.testing.assert_close(products.one(), products.make()[:, :1])
 
 
 def test_a_timed_product_is_one_with_the_hessian() -> None:

@@ -2,10 +2,11 @@
 
 import threading
 from collections.abc import Callable
+from queue import SimpleQueue
 
 import pytest
 
-from cao_lab.solvers.streaming import streamed
+from cao_lab.solvers.streaming import Emitter, streamed
 
 
 def count_to(end: int, done: list[int]) -> Callable[[Callable[[int], None]], None]:
@@ -60,3 +61,26 @@ def test_an_error_of_the_listener_ends_the_work() -> None:
         listen()
     assert done == []
     assert threading.active_count() == before
+
+
+class Interrupted(SimpleQueue[str]):
+    """A queue whose listener is interrupted once while it waits."""
+
+    interruptions = 1
+
+    def get(self, block: bool = True, timeout: float | None = None) -> str:
+        if self.interruptions:
+            self.interruptions -= 1
+            raise KeyboardInterrupt
+        return super().get(block, timeout)
+
+
+def test_an_interruption_is_passed_to_the_work_which_may_have_a_last_item() -> None:
+    emitter: Emitter[str] = Emitter()
+    emitter.items = Interrupted()
+    emitter.items.put("last")
+    emitter.check()
+    assert emitter.next() == "last"
+    with pytest.raises(KeyboardInterrupt):
+        emitter.check()
+    emitter.check()

@@ -29,10 +29,14 @@ class Sketched:
         generator = torch.Generator().manual_seed(self.seed)
         columns = torch.randn(problem.size, count, dtype=params[0].dtype, generator=generator)
         if problem.residuals is None:
-            return Products(lambda: cao.Hessian(problem.loss, params) @ columns, count)
+            return Products(
+                lambda: cao.Hessian(problem.loss, params) @ columns,
+                count,
+                one=lambda: cao.Hessian(problem.loss, params) @ columns[:, :1],
+            )
         matrix = cao.LeastSquares(problem.residuals, params)
         here = matrix.linearize()
-        return Products(lambda: here @ columns, count, matrix.linearize)
+        return Products(lambda: here @ columns, count, matrix.linearize, one=lambda: here @ columns[:, :1])
 
     def minimize(self, objective: Objective) -> str:
         """Step until the budget is spent, or until a step leaves the parameters where they were."""
