@@ -9,8 +9,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from cao.eigensolvers import SubspaceIteration
-from cao.least_squares import ExplicitLinearized, Linearized
 from cao.linalg import Eigenpairs, random_columns
+from cao.linearized import ExplicitLinearized, Linearized
 from cao.operators import AllReduced, ParameterOperator
 
 # Prices are in evaluations of loss and gradient, measured on networks of 900 to 20,000 parameters. They are constants,

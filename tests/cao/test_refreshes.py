@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from cao.least_squares import ExplicitLinearized
+from cao.linearized import ExplicitLinearized
 from cao.refreshes import LARGEST_EXPLICIT_RANK, LARGEST_RANK, eigenpairs, has_slowed, next_rank, start_columns
 
 
