@@ -17,11 +17,11 @@ from cao.line_search import HagerZhang, Point
 from cao.objective import Iterate, Objective, change_between
 from cao.operators import ParameterOperator
 from cao.quasi_newton import InverseHessian
-from cao.refreshes import FIRST_PRICE, eigenpairs, has_slowed, next_rank, start_columns
+from cao.refreshes import eigenpairs, first_price, has_slowed, is_affordable, next_rank, start_columns, within_reach
 from cao.reports import Report, report_on_lbfgs
 from cao.settings import check_parameters, is_count
 from cao.shards import check_whole
-from cao.solver_settings import check_solver_settings, check_source
+from cao.solver_settings import check_solver_settings, check_source, check_state, check_trainable
 
 # A search that fails is followed by one over a new sketch or without the pairs, if there is a sketch to make or a pair
 # to forget, by one in very short steps, and by none.
@@ -66,7 +66,7 @@ class SketchedLBFGS(Optimizer):
         history_size: how many pairs of steps and gradient changes are kept.
         rank: eigenpairs in the sketch; "auto" keeps those above the smallest damping that was fitted to the pairs.
         refresh: iterations between sketches; "auto" refreshes when the loss falls more slowly than it did on average
-            since the last sketch, the cost of that sketch included.
+            since the last sketch, the cost of that sketch included, and sketches have not taken half of the whole cost.
         tolerance_grad: stop if no entry of the gradient is larger than this.
         tolerance_change: stop if neither the loss nor any parameter has changed by more than this.
         line_search: the search along each direction.
@@ -125,7 +125,8 @@ class SketchedLBFGS(Optimizer):
             "evaluations": 0,
             "refreshes": 0,
             "products": 0,
-            "price": FIRST_PRICE,
+            "price": first_price(source, rank, sum(p.numel() for p in self._params)),
+            "paid": 0.0,
             "trace": [],
             "last_refresh": 0,
             "least_damping": math.inf,
@@ -151,7 +152,7 @@ class SketchedLBFGS(Optimizer):
         """Take up to `max_iter` iterations and return the loss that they started from."""
         settings, progress = self._settings, self._progress
         self._check_copy()
-        self._check_trainable()
+        check_trainable(settings["params"], progress)
         objective = Objective(torch.enable_grad()(closure), self._params, self.process_group)
         here = objective(objective.position())
         first = objective.loss
@@ -195,9 +196,7 @@ class SketchedLBFGS(Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore everything that decides the next steps, bit for bit."""
-        if not any("stalled_at" in group.get("progress", ()) for group in state_dict.get("param_groups", ())):
-            raise ValueError("the state dict must be one of SketchedLBFGS, got one of another optimizer")
-        self._check_state(state_dict)
+        check_state(state_dict, self._params)
         super().load_state_dict(state_dict)
         # torch has cast every tensor to the parameter's dtype, but some small ones are kept in float64.
         for saved in state_dict["state"].values():
@@ -232,28 +231,6 @@ class SketchedLBFGS(Optimizer):
         if self._has_lost_source and self.source is None:
             self._has_lost_source = False
             advice.warn_once("source", advice.without_source(), [])
-
-    def _check_trainable(self) -> None:
-        """Refuse to go on with other parameters than the pairs and the sketch are about."""
-        now = [index for index, p in enumerate(self.param_groups[0]["params"]) if p.requires_grad]
-        before = self._progress.setdefault("trainable", now)
-        if now != before:
-            raise ValueError(
-                f"{len(now)} parameters require a gradient, and {len(before)} did at the first step, or not the same "
-                "ones; make a new SketchedLBFGS, and a new source, after freezing or unfreezing"
-            )
-
-    def _check_state(self, state_dict: dict[str, Any]) -> None:
-        """Refuse the state of another model, before any of it is loaded."""
-        size, dtype = sum(p.numel() for p in self._params), torch.cat([p.new_empty(0) for p in self._params]).dtype
-        for entries in state_dict["state"].values():
-            for name in ("steps", "vectors"):
-                saved = entries.get(name)
-                if saved is not None and (saved.shape[1] != size or saved.dtype != dtype):
-                    raise ValueError(
-                        f"the state dict is of another model: it has {saved.shape[1]} parameters in {saved.dtype}, "
-                        f"this one {size} in {dtype}"
-                    )
 
     @property
     def _params(self) -> list[Tensor]:
@@ -342,10 +319,11 @@ class SketchedLBFGS(Optimizer):
         progress, every = self._progress, self._settings["refresh"]
         if progress["failures"] or self.source is None:
             return bool(progress["failures"] == 1 and self._can_sketch)
-        progress["trace"].append([progress["evaluations"], here.value])
+        trace = [*progress["trace"], [progress["evaluations"], here.value]]
+        progress["trace"] = within_reach(trace, progress["price"])
         if every != "auto":
             return bool(progress["iterations"] - progress["last_refresh"] >= every)
-        return has_slowed(progress["trace"], progress["price"])
+        return is_affordable(progress["paid"], progress["evaluations"]) and has_slowed(trace, progress["price"])
 
     @torch.enable_grad()
     def _refresh(self, here: Iterate) -> None:
@@ -364,6 +342,7 @@ class SketchedLBFGS(Optimizer):
         progress["refreshes"] += 1
         progress["last_refresh"] = progress["iterations"]
         progress["products"] += pairs.products
+        progress["paid"] += progress["price"]
         progress["trace"] = [[progress["evaluations"], here.value]]
         progress["least_damping"] = math.inf
         if pairs.is_finite:

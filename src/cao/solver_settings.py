@@ -1,8 +1,10 @@
-"""What SketchedLBFGS's settings and its source of curvature must satisfy, checked once, when they are passed in."""
+"""What SketchedLBFGS's settings, source of curvature, parameters and saved state must satisfy."""
 
+from collections.abc import Sequence
 from numbers import Integral
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from cao.operators import ParameterOperator
@@ -43,3 +45,29 @@ def check_source(source: object) -> None:
         )
     if source is not None and not callable(source) and not isinstance(source, ParameterOperator):
         raise TypeError(f"source must be {SOURCES}, got {type(source).__name__}")
+
+
+def check_trainable(params: Sequence[Tensor], progress: dict[str, Any]) -> None:
+    """Refuse to go on with other parameters than the pairs and the sketch are about; the first call notes which."""
+    now = [index for index, param in enumerate(params) if param.requires_grad]
+    before = progress.setdefault("trainable", now)
+    if now != before:
+        raise ValueError(
+            f"{len(now)} parameters require a gradient, and {len(before)} did at the first step, or not the same "
+            "ones; make a new SketchedLBFGS, and a new source, after freezing or unfreezing"
+        )
+
+
+def check_state(state_dict: dict[str, Any], params: Sequence[Tensor]) -> None:
+    """Refuse the state of another optimizer or model, before any of it is loaded."""
+    if not any("stalled_at" in group.get("progress", ()) for group in state_dict.get("param_groups", ())):
+        raise ValueError("the state dict must be one of SketchedLBFGS, got one of another optimizer")
+    size, dtype = sum(p.numel() for p in params), torch.cat([p.new_empty(0) for p in params]).dtype
+    for entries in state_dict["state"].values():
+        for name in ("steps", "vectors"):
+            saved = entries.get(name)
+            if saved is not None and (saved.shape[1] != size or saved.dtype != dtype):
+                raise ValueError(
+                    f"the state dict is of another model: it has {saved.shape[1]} parameters in {saved.dtype}, "
+                    f"this one {size} in {dtype}"
+                )

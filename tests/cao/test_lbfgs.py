@@ -224,8 +224,8 @@ def fitted(kind: str, dtype: torch.dtype = torch.float64, steps: int = 8) -> tup
 
 @pytest.mark.parametrize("kind", ["residuals", "products", "loss", "gauss-newton"])
 def test_every_source_of_curvature_lowers_the_loss_further(kind: str) -> None:
-    plain, _ = fitted("none")
-    sketched, optimizer = fitted(kind)
+    plain, _ = fitted("none", steps=12)
+    sketched, optimizer = fitted(kind, steps=12)
     assert sketched < plain / 3
     assert optimizer.status.refreshes > 0
     assert optimizer.status.conditioning_removed > 10
@@ -254,6 +254,33 @@ def test_float32_gains_from_a_sketch_too() -> None:
     plain, _ = fitted("none", torch.float32)
     sketched, _ = fitted("residuals", torch.float32)
     assert sketched < plain / 3
+
+
+def test_a_constant_below_the_loss_does_not_multiply_the_sketches() -> None:
+    refreshes = []
+    for constant in (0.0, -1.0):
+        model, residuals = small_network()
+        problem = Problem(
+            lambda _, constant=constant, residuals=residuals: residuals().square().sum() + constant, [0.0]
+        )
+        optimizer = SketchedLBFGS(model.parameters(), source=LeastSquares(residuals, model.parameters()), max_iter=400)
+        optimizer.step(lambda optimizer=optimizer, problem=problem: (optimizer.zero_grad(), problem.closure())[1])
+        refreshes.append(optimizer.status.refreshes)
+    assert refreshes[1] < 1.6 * refreshes[0]
+
+
+def test_sketches_take_half_of_the_cost_at_most_even_if_each_iteration_asks_for_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("cao.lbfgs.has_slowed", lambda trace, price: True)
+    problem = Problem(rosenbrock, [-1.2, 1.0] * 10)
+    source = LeastSquares(lambda: rosenbrock_residuals(problem.theta), [problem.theta])
+    optimizer = SketchedLBFGS([problem.theta], source=source, max_iter=60, max_eval=80)
+    optimizer.step(problem.closure)
+    status = optimizer.status
+    last = 1.25 * status.products / status.refreshes
+    assert 1.25 * status.products / (1.25 * status.products + problem.calls) > 0.4
+    assert 1.25 * status.products - last <= problem.calls
 
 
 def offset_quadratic(x: Tensor) -> Tensor:
