@@ -128,6 +128,8 @@ class InverseHessian:
     def _fit_damping(self, change: Float[Tensor, " n"], target: float) -> None:
         """Add what the newest pair says, and solve for η."""
         total = float(change.double().square().sum())
+        if not torch.finfo(change.dtype).eps * total > 0:  # Too small to be squared.
+            return
         if self.vectors is None:
             self.damping = total / target
             return

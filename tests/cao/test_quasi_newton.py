@@ -120,3 +120,11 @@ def test_another_capacity_keeps_the_newest_pairs(capacity: int) -> None:
     kept = history[-min(capacity, 5) :]
     expected = dense_bfgs(dense_damped_inverse(sketch, inverse.damping), kept)
     torch.testing.assert_close(inverse @ draw(SIZE, seed=3), expected @ draw(SIZE, seed=3), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("rank", [0, 3, SIZE])
+def test_a_pair_too_small_to_be_squared_says_nothing_about_the_damping(rank: int) -> None:
+    inverse, _ = sketched(rank)
+    inverse.damping = 0.5
+    inverse.add(1e-155 * draw(SIZE), 1e-155 * draw(SIZE), 4)
+    assert inverse.damping == 0.5
