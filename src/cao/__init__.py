@@ -7,6 +7,7 @@ from cao.eigensolvers import Lanczos, SubspaceIteration
 from cao.lbfgs import SketchedLBFGS
 from cao.least_squares import LeastSquares
 from cao.linalg import Eigenpairs
+from cao.line_search import HagerZhang
 from cao.metric import AdamMetric
 from cao.operators import Mean, SymmetricOperator
 from cao.optimizer import CAO
@@ -28,6 +29,7 @@ __all__ = [
     "Fixed",
     "FromSpectrum",
     "GaussNewton",
+    "HagerZhang",
     "Hessian",
     "Lanczos",
     "LeastSquares",

@@ -3,7 +3,6 @@
 import copy
 import math
 from collections.abc import Callable, Iterable
-from numbers import Integral
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -18,12 +17,14 @@ from cao.line_search import HagerZhang, Point
 from cao.objective import Iterate, Objective, change_between
 from cao.operators import ParameterOperator
 from cao.quasi_newton import InverseHessian
-from cao.refreshes import FIRST_PRICE, eigenpairs, has_slowed, next_rank, start_columns
+from cao.refreshes import eigenpairs, first_price, has_slowed, is_affordable, next_rank, start_columns, within_reach
 from cao.reports import Report, report_on_lbfgs
-from cao.settings import check_parameters, is_count, is_number, is_positive
+from cao.settings import check_parameters, is_count
 from cao.shards import check_whole
+from cao.solver_settings import check_solver_settings, check_source, check_state, check_trainable
 
-# A search that fails is followed by one over a new sketch, by one in very short steps, and by none.
+# A search that fails is followed by one over a new sketch or without the pairs, if there is a sketch to make or a pair
+# to forget, by one in very short steps, and by none.
 FAILURES_TO_STOP = 3
 
 
@@ -65,7 +66,7 @@ class SketchedLBFGS(Optimizer):
         history_size: how many pairs of steps and gradient changes are kept.
         rank: eigenpairs in the sketch; "auto" keeps those above the smallest damping that was fitted to the pairs.
         refresh: iterations between sketches; "auto" refreshes when the loss falls more slowly than it did on average
-            since the last sketch, the cost of that sketch included.
+            since the last sketch, the cost of that sketch included, and sketches have not taken half of the whole cost.
         tolerance_grad: stop if no entry of the gradient is larger than this.
         tolerance_change: stop if neither the loss nor any parameter has changed by more than this.
         line_search: the search along each direction.
@@ -104,7 +105,8 @@ class SketchedLBFGS(Optimizer):
             "tolerance_change": tolerance_change,
             "seed": seed,
         }
-        check_settings(defaults)
+        check_solver_settings(defaults)
+        check_source(source)
         if line_search_fn not in (None, "strong_wolfe"):
             raise ValueError(f'line_search_fn must be "strong_wolfe" or None, got {line_search_fn!r}')
         if line_search is not None and not callable(line_search):
@@ -123,8 +125,10 @@ class SketchedLBFGS(Optimizer):
             "evaluations": 0,
             "refreshes": 0,
             "products": 0,
-            "price": FIRST_PRICE,
+            "price": first_price(source, rank, sum(p.numel() for p in self._params)),
+            "paid": 0.0,
             "trace": [],
+            "last_refresh": 0,
             "least_damping": math.inf,
             "failures": 0,
             "stalled_at": math.nan,
@@ -133,7 +137,10 @@ class SketchedLBFGS(Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add the only group there can be."""
         if self.param_groups:
-            raise ValueError("SketchedLBFGS takes one parameter group, because one direction moves all parameters")
+            raise ValueError(
+                "SketchedLBFGS takes one parameter group, because one direction moves all parameters; make a new one "
+                "with all parameters in one list"
+            )
         super().add_param_group(param_group)
         if not self._params:
             raise ValueError("SketchedLBFGS needs a parameter that requires a gradient, got none")
@@ -145,6 +152,7 @@ class SketchedLBFGS(Optimizer):
         """Take up to `max_iter` iterations and return the loss that they started from."""
         settings, progress = self._settings, self._progress
         self._check_copy()
+        check_trainable(settings["params"], progress)
         objective = Objective(torch.enable_grad()(closure), self._params, self.process_group)
         here = objective(objective.position())
         first = objective.loss
@@ -188,9 +196,7 @@ class SketchedLBFGS(Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore everything that decides the next steps, bit for bit."""
-        if not any("stalled_at" in group.get("progress", ()) for group in state_dict.get("param_groups", ())):
-            raise ValueError("the state dict must be one of SketchedLBFGS, got one of another optimizer")
-        self._check_state(state_dict)
+        check_state(state_dict, self._params)
         super().load_state_dict(state_dict)
         # torch has cast every tensor to the parameter's dtype, but some small ones are kept in float64.
         for saved in state_dict["state"].values():
@@ -225,18 +231,6 @@ class SketchedLBFGS(Optimizer):
         if self._has_lost_source and self.source is None:
             self._has_lost_source = False
             advice.warn_once("source", advice.without_source(), [])
-
-    def _check_state(self, state_dict: dict[str, Any]) -> None:
-        """Refuse the state of another model, before any of it is loaded."""
-        size, dtype = sum(p.numel() for p in self._params), torch.cat([p.new_empty(0) for p in self._params]).dtype
-        for entries in state_dict["state"].values():
-            for name in ("steps", "vectors"):
-                saved = entries.get(name)
-                if saved is not None and (saved.shape[1] != size or saved.dtype != dtype):
-                    raise ValueError(
-                        f"the state dict is of another model: it has {saved.shape[1]} parameters in {saved.dtype}, "
-                        f"this one {size} in {dtype}"
-                    )
 
     @property
     def _params(self) -> list[Tensor]:
@@ -299,26 +293,44 @@ class SketchedLBFGS(Optimizer):
         return there
 
     def _take_failure(self, here: Iterate) -> None:
-        """Let the next search be another one: over a new sketch first, then in very short steps."""
+        """Let the next search be another one: over a new sketch or without the pairs, then in very short steps."""
         progress, inverse = self._progress, self._inverse
         progress["failures"] = progress["failures"] + 1 if here.value == progress["stalled_at"] else 1
         progress["stalled_at"] = here.value
+        can_change = inverse.has_pairs or self._can_sketch
         inverse.forget_pairs()
-        if progress["failures"] > 1:
-            inverse.damping = 1e3 * max([inverse.damping, *inverse.values.tolist()])
+        if progress["failures"] == 2 or not can_change:
+            self._shorten_steps()
+
+    def _shorten_steps(self) -> None:
+        """Let the next search be the last one at this point."""
+        inverse = self._inverse
+        inverse.damping = 1e3 * max([inverse.damping, *inverse.values.tolist()])
+        self._progress["failures"] = max(self._progress["failures"], 2)
+
+    @property
+    def _can_sketch(self) -> bool:
+        """Whether there is a source, and no sketch has been tried where the parameters are."""
+        progress = self._progress
+        has_moved = progress["refreshes"] == 0 or progress["iterations"] > progress["last_refresh"]
+        return self.source is not None and has_moved
 
     def _is_refresh_due(self, here: Iterate) -> bool:
         progress, every = self._progress, self._settings["refresh"]
-        if self.source is None:
-            return False
-        progress["trace"].append([progress["evaluations"], here.value])
-        if progress["failures"]:
-            return bool(progress["failures"] == 1)
-        return has_slowed(progress["trace"], progress["price"]) if every == "auto" else len(progress["trace"]) > every
+        if progress["failures"] or self.source is None:
+            return bool(progress["failures"] == 1 and self._can_sketch)
+        trace = [*progress["trace"], [progress["evaluations"], here.value]]
+        progress["trace"] = within_reach(trace, progress["price"])
+        if every != "auto":
+            return bool(progress["iterations"] - progress["last_refresh"] >= every)
+        return is_affordable(progress["paid"], progress["evaluations"]) and has_slowed(trace, progress["price"])
 
     @torch.enable_grad()
     def _refresh(self, here: Iterate) -> None:
-        """Sketch the curvature where the parameters are now; a sketch that is not finite is discarded."""
+        """Sketch the curvature where the parameters are now; a sketch that is not finite is discarded.
+
+        The failed search that asked for it would then repeat itself, so steps are shortened.
+        """
         progress, settings, inverse = self._progress, self._settings, self._inverse
         source = self.source.linearize() if isinstance(self.source, LeastSquares) else self.source
         operator = operator_for(source, self._params)  # type: ignore[arg-type]
@@ -328,24 +340,12 @@ class SketchedLBFGS(Optimizer):
         start = start_columns(inverse.vectors, here.gradient, rank, settings["seed"] + progress["refreshes"])
         pairs, progress["price"] = eigenpairs(operator, start, self.process_group)
         progress["refreshes"] += 1
+        progress["last_refresh"] = progress["iterations"]
         progress["products"] += pairs.products
+        progress["paid"] += progress["price"]
         progress["trace"] = [[progress["evaluations"], here.value]]
         progress["least_damping"] = math.inf
         if pairs.is_finite:
             inverse.adopt(pairs.values.abs(), pairs.vectors.T.contiguous())
-
-
-def check_settings(settings: dict[str, Any]) -> None:
-    """Refuse settings that cannot work."""
-    for name in ("max_iter", "max_eval", "history_size", "rank", "refresh"):
-        value = settings[name]
-        is_left_open = value == "auto" if name in ("rank", "refresh") else name == "max_eval" and value is None
-        if not is_left_open and not is_count(value):
-            raise ValueError(f"{name} must be a positive integer, got {value!r}")
-    if not is_positive(settings["lr"]):
-        raise ValueError(f"lr must be positive and finite, got {settings['lr']!r}")
-    for name in ("tolerance_grad", "tolerance_change"):
-        if not (is_number(settings[name]) and settings[name] >= 0):
-            raise ValueError(f"{name} must not be negative, got {settings[name]!r}")
-    if not isinstance(settings["seed"], Integral):
-        raise ValueError(f"seed must be a whole number, got {settings['seed']!r}")
+        elif progress["failures"]:
+            self._shorten_steps()

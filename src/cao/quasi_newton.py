@@ -15,6 +15,9 @@ class InverseHessian:
     directions get their Newton step, and the rest is scaled as the pairs say. Without a sketch only the newest pair is
     asked, and η = yᵀy/sᵀy is the usual scaling of L-BFGS.
 
+    Outside a complete sketch, one of as many vectors as there are parameters, there is nothing to scale: it is adopted
+    with a damping of rounding size, and only pairs that contradict it raise that.
+
     All that it knows are entries of a dict, the optimizer's state, so that it is saved with it.
     """
 
@@ -47,10 +50,24 @@ class InverseHessian:
         """The eigenvectors in the sketch, as rows."""
         return self._state.get("vectors")
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether the sketch spans all parameters."""
+        return self.vectors is not None and self.vectors.shape[0] == self.vectors.shape[1]
+
+    @property
+    def has_pairs(self) -> bool:
+        """Whether any pair is remembered."""
+        return bool(self._state["order"])
+
     def adopt(self, values: Float[Tensor, " k"], vectors: Float[Tensor, "k n"]) -> None:
         """Begin anew with another sketch, at the damping there is until a pair tells better."""
         self._state["values"], self._state["vectors"] = values.double(), vectors
         self.forget_pairs()
+        if self.is_complete and float(values.max()) > 0:
+            # Below this share of the largest eigenvalue little but rounding is left of a gradient's components.
+            regularization = torch.finfo(vectors.dtype).eps ** (2 / 3) * float(values.max())
+            self.damping = min(self._state.get("damping", math.inf), regularization)
 
     def forget_pairs(self) -> None:
         """Forget the pairs and what they say about the damping."""
@@ -62,9 +79,8 @@ class InverseHessian:
         state, target = self._state, float(step @ change)
         if not target > torch.finfo(step.dtype).eps * float(step.norm() * change.norm()):
             return
-        if "steps" not in state:
-            state["steps"], state["changes"] = step.new_zeros(2, capacity, len(step))
-            state["products"] = step.new_zeros(capacity, capacity, dtype=torch.float64)
+        if "steps" not in state or len(state["steps"]) != capacity:
+            self._make_room(capacity, step)
         order = state["order"]
         slot = order.pop(0) if len(order) == capacity else len(order)
         order.append(slot)
@@ -89,16 +105,31 @@ class InverseHessian:
         beta = solve(triangle.T, triangle.diagonal() * alpha - (changes @ product)[order], upper=False)
         return product + combine(steps, order, beta)
 
+    def _make_room(self, capacity: int, like: Float[Tensor, " n"]) -> None:
+        """Make buffers for so many pairs, and keep the newest of those that there are."""
+        state = self._state
+        old, kept = dict(state), state["order"][-capacity:]
+        state["steps"], state["changes"] = like.new_zeros(2, capacity, len(like))
+        state["products"] = like.new_zeros(capacity, capacity, dtype=torch.float64)
+        state["order"] = list(range(len(kept)))
+        if kept:
+            state["steps"][: len(kept)], state["changes"][: len(kept)] = old["steps"][kept], old["changes"][kept]
+            state["products"][: len(kept), : len(kept)] = old["products"][kept][:, kept]
+
     def _damped_inverse(self, vector: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
         """Return (B + ηI)⁻¹ v: captured directions are scaled by 1/(λ + η), the complement by 1/η."""
         if self.vectors is None:
             return vector / self.damping
+        if self.is_complete:  # There is no complement; its rounding errors, divided by η, would drown the rest.
+            return self.vectors.T @ (self.vectors @ vector / (self.values + self.damping).to(vector))
         gains = (self.values / (self.values + self.damping)).to(vector)
         return (vector - self.vectors.T @ (gains * (self.vectors @ vector))) / self.damping
 
     def _fit_damping(self, change: Float[Tensor, " n"], target: float) -> None:
         """Add what the newest pair says, and solve for η."""
         total = float(change.double().square().sum())
+        if not torch.finfo(change.dtype).eps * total > 0:  # Too small to be squared.
+            return
         if self.vectors is None:
             self.damping = total / target
             return

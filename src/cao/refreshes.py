@@ -9,15 +9,19 @@ from jaxtyping import Float
 from torch import Tensor
 
 from cao.eigensolvers import SubspaceIteration
-from cao.least_squares import ExplicitLinearized, Linearized
+from cao.least_squares import LeastSquares
 from cao.linalg import Eigenpairs, random_columns
+from cao.linearized import ExplicitLinearized, Linearized
 from cao.operators import AllReduced, ParameterOperator
 
 # Prices are in evaluations of loss and gradient, measured on networks of 900 to 20,000 parameters. They are constants,
 # because a clock would make two runs of the same program differ.
 EXPLICIT_PRICE = 10.0
 PRODUCT_PRICE = 1.25
-FIRST_PRICE = EXPLICIT_PRICE
+
+# The share of the whole cost, evaluations and sketches, beyond which no sketch is begun unless a search has failed:
+# with one half, sketches that bring nothing can hardly do more than double the cost.
+LARGEST_SHARE = 0.5
 
 # Columns of a Jacobian in memory are nearly free; any others may cost a hundred evaluations per sketch.
 LARGEST_EXPLICIT_RANK = 128
@@ -29,16 +33,33 @@ def has_slowed(trace: Sequence[Sequence[float]], price: float) -> bool:
 
     Then a new sketch pays, if it serves as well as the last one did (the marginal value theorem of foraging). The trace
     holds evaluations and losses since the last sketch; the present rate is that over half the price of a sketch. Losses
-    are compared by their logarithms; where they are not positive, half of all that is spent goes to sketches.
+    are compared by their logarithms, and by themselves where they are not positive.
     """
     (start, first), (now, last) = trace[0], trace[-1]
-    if first <= 0 or last <= 0:
-        return now - start >= price
     window = [(then, value) for then, value in trace if now - then >= price / 2]
     if not window or now == start:
         return False
     then, value = window[-1]
+    if first <= 0 or last <= 0:
+        return (value - last) / (now - then) < (first - last) / (now - start + price)
     return math.log(value / last) / (now - then) < math.log(first / last) / (now - start + price)
+
+
+def is_affordable(paid: float, evaluations: int) -> bool:
+    """Whether sketches so far, at their price in evaluations, have taken no more than their share of the whole cost."""
+    return paid <= LARGEST_SHARE * (paid + evaluations)
+
+
+def within_reach(trace: list[list[float]], price: float) -> list[list[float]]:
+    """Return the trace without what `has_slowed` will never look at again, since its window only moves on."""
+    passed = sum(trace[-1][0] - then >= price / 2 for then, _ in trace)
+    return trace[:1] + trace[max(passed - 1, 1) :]
+
+
+def first_price(source: object, rank: int | str, size: int) -> float:
+    """Return the price of the first sketch: of a Jacobian, if there may be one, else of two products per column."""
+    columns = min(LARGEST_RANK // 2 if isinstance(rank, str) else rank, size)
+    return EXPLICIT_PRICE if isinstance(source, LeastSquares) else 2 * PRODUCT_PRICE * columns
 
 
 def next_rank(operator: ParameterOperator, values: Float[Tensor, " k"], least_damping: float) -> int:

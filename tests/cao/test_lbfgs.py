@@ -15,8 +15,7 @@ from scipy import optimize
 from small_models import flat_params, seeded
 from torch import Tensor, nn
 
-from cao import CAO, GaussNewton, LeastSquares, SketchedLBFGS
-from cao.line_search import HagerZhang
+from cao import CAO, GaussNewton, HagerZhang, LeastSquares, SketchedLBFGS
 
 Loss = Callable[[Tensor], Tensor]
 
@@ -113,6 +112,38 @@ def test_a_sketch_makes_a_long_rosenbrock_valley_short() -> None:
     assert evaluations < evaluations_to(plain, SketchedLBFGS([plain.theta]), 1e-12)
 
 
+MISRA_1A = [
+    (77.6, 10.07), (114.9, 14.73), (141.1, 17.94), (190.8, 23.93), (239.9, 29.61), (289.0, 35.18), (332.8, 40.02),
+    (378.4, 44.82), (434.8, 50.76), (477.3, 55.05), (536.8, 61.01), (593.1, 66.40), (689.1, 75.47), (760.0, 81.78),
+]  # fmt: skip
+"""Pressure and volume, from the statistical reference datasets of NIST."""
+
+
+@pytest.mark.parametrize("start", [[500.0, 0.0001], [250.0, 0.0005]])
+def test_a_fit_of_two_parameters_ends_at_the_certified_values_of_nist(start: list[float]) -> None:
+    pressure, volume = torch.tensor(MISRA_1A, dtype=torch.float64).T
+
+    def residuals(theta: Tensor) -> Tensor:
+        return theta[0] * (1 - torch.exp(-theta[1] * pressure)) - volume
+
+    problem = Problem(lambda theta: residuals(theta).square().sum(), start)
+    source = LeastSquares(lambda: residuals(problem.theta), [problem.theta])
+    optimizer = SketchedLBFGS([problem.theta], source=source, max_iter=100, max_eval=200)
+    optimizer.step(problem.closure)
+    assert problem.theta.tolist() == pytest.approx([2.3894212918e02, 5.5015643181e-04], rel=1e-6)
+    assert problem.value() == pytest.approx(1.2455138894e-01, rel=1e-9)
+
+
+def test_a_complete_sketch_of_a_quadratic_is_newtons_step() -> None:
+    problem, matrix = quadratic(torch.logspace(-6, 6, 8, dtype=torch.float64))
+    source = Dense(matrix, [problem.theta])
+    optimizer = SketchedLBFGS([problem.theta], source=source, refresh=1, max_iter=2, max_eval=10)
+    first = problem.value()
+    optimizer.step(problem.closure)
+    # The first iteration goes by without a sketch; the second leaves what rounding and regularisation leave.
+    assert problem.value() < 1e-10 * first
+
+
 def quadratic(values: Tensor) -> tuple[Problem, Tensor]:
     generator = torch.Generator().manual_seed(0)
     vectors = torch.linalg.qr(torch.randn(len(values), len(values), generator=generator, dtype=torch.float64)).Q
@@ -193,8 +224,8 @@ def fitted(kind: str, dtype: torch.dtype = torch.float64, steps: int = 8) -> tup
 
 @pytest.mark.parametrize("kind", ["residuals", "products", "loss", "gauss-newton"])
 def test_every_source_of_curvature_lowers_the_loss_further(kind: str) -> None:
-    plain, _ = fitted("none")
-    sketched, optimizer = fitted(kind)
+    plain, _ = fitted("none", steps=12)
+    sketched, optimizer = fitted(kind, steps=12)
     assert sketched < plain / 3
     assert optimizer.status.refreshes > 0
     assert optimizer.status.conditioning_removed > 10
@@ -223,6 +254,33 @@ def test_float32_gains_from_a_sketch_too() -> None:
     plain, _ = fitted("none", torch.float32)
     sketched, _ = fitted("residuals", torch.float32)
     assert sketched < plain / 3
+
+
+def test_a_constant_below_the_loss_does_not_multiply_the_sketches() -> None:
+    refreshes = []
+    for constant in (0.0, -1.0):
+        model, residuals = small_network()
+        problem = Problem(
+            lambda _, constant=constant, residuals=residuals: residuals().square().sum() + constant, [0.0]
+        )
+        optimizer = SketchedLBFGS(model.parameters(), source=LeastSquares(residuals, model.parameters()), max_iter=400)
+        optimizer.step(lambda optimizer=optimizer, problem=problem: (optimizer.zero_grad(), problem.closure())[1])
+        refreshes.append(optimizer.status.refreshes)
+    assert refreshes[1] < 1.6 * refreshes[0]
+
+
+def test_sketches_take_half_of_the_cost_at_most_even_if_each_iteration_asks_for_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("cao.lbfgs.has_slowed", lambda trace, price: True)
+    problem = Problem(rosenbrock, [-1.2, 1.0] * 10)
+    source = LeastSquares(lambda: rosenbrock_residuals(problem.theta), [problem.theta])
+    optimizer = SketchedLBFGS([problem.theta], source=source, max_iter=60, max_eval=80)
+    optimizer.step(problem.closure)
+    status = optimizer.status
+    last = 1.25 * status.products / status.refreshes
+    assert 1.25 * status.products / (1.25 * status.products + problem.calls) > 0.4
+    assert 1.25 * status.products - last <= problem.calls
 
 
 def offset_quadratic(x: Tensor) -> Tensor:
@@ -306,6 +364,41 @@ def test_a_search_that_cannot_succeed_ends_and_is_not_repeated() -> None:
     assert problem.calls == calls + 1
 
 
+@pytest.mark.parametrize(
+    ("source", "refresh"),
+    [
+        (lambda theta: None, "auto"),
+        (lambda theta: lambda: theta.square().sum(), "auto"),
+        (lambda theta: LeastSquares(lambda: theta * 1, [theta]), 1),
+        (lambda theta: Dense(torch.full((2, 2), torch.nan, dtype=torch.float64), [theta]), "auto"),
+        (lambda theta: Dense(torch.full((2, 2), torch.nan, dtype=torch.float64), [theta]), 1),
+    ],
+    ids=["none", "loss", "every iteration", "not finite", "not finite, every iteration"],
+)
+@pytest.mark.parametrize("good_iterations", [0, 2])
+def test_no_point_is_tried_twice_after_a_failed_search(
+    source: Callable[[Tensor], object], refresh: int | str, good_iterations: int
+) -> None:
+    problem = Problem(lambda x: (x**4).sum(), [1.0, 2.0])
+    settings = {"source": source(problem.theta), "refresh": refresh, "max_eval": 1000}
+    optimizer = SketchedLBFGS([problem.theta], max_iter=100, **settings)  # type: ignore[arg-type]
+    visited = []
+
+    def misleading() -> Tensor:
+        loss = problem.closure()
+        visited.append(tuple(problem.theta.tolist()))
+        if optimizer.status.iterations >= good_iterations:
+            problem.theta.grad.neg_()  # type: ignore[union-attr]
+        return loss
+
+    optimizer.step(misleading)
+    assert optimizer.status.reason == "no step lowers the loss"
+    # The shortest steps differ by less than a position can show.
+    seen = [point for point in visited if point != pytest.approx(problem.theta.tolist(), rel=1e-12, abs=0)]
+    assert len(set(seen)) == len(seen) > 10
+    assert optimizer.status.refreshes <= (good_iterations + 1 if settings["source"] else 0)
+
+
 def test_after_a_dead_end_a_changed_loss_is_minimised_again() -> None:
     problem = Problem(lambda x: x.square().sum(), [0.0, 0.0])
     optimizer = SketchedLBFGS([problem.theta], max_iter=50)
@@ -353,6 +446,43 @@ def test_parameters_without_a_gradient_stay_where_they_are() -> None:
     SketchedLBFGS([frozen, moving, unused], max_iter=30).step(closure)
     assert moving.tolist() == pytest.approx([0.5, 0.5])
     assert frozen.tolist() == unused.tolist() == [2.0, 2.0]
+
+
+def test_frozen_parameters_may_be_passed_to_both() -> None:
+    model, residuals = small_network()
+    model[0].weight.requires_grad_(False)  # type: ignore[index, union-attr]
+    optimizer = SketchedLBFGS(model.parameters(), source=LeastSquares(residuals, model.parameters()))
+    closure = closure_of(model, residuals, optimizer)
+    first = closure().item()
+    for _ in range(5):
+        optimizer.step(closure)
+    assert optimizer.status.refreshes > 0
+    assert closure().item() < 1e-3 * first
+
+
+@pytest.mark.parametrize("index", [0, -1])
+def test_freezing_or_unfreezing_in_the_middle_is_refused(index: int) -> None:
+    model, residuals = small_network()
+    params = list(model.parameters())
+    optimizer = SketchedLBFGS(params)
+    params[1].requires_grad_(False)  # Before the first step it does no harm.
+    closure = closure_of(model, residuals, optimizer)
+    optimizer.step(closure)
+    params[index].requires_grad_(False)
+    with pytest.raises(ValueError, match="4 parameters require a gradient, and 5 did at the first step"):
+        optimizer.step(closure)
+    params[index].requires_grad_()
+    params[1].requires_grad_()
+    with pytest.raises(ValueError, match="6 parameters require a gradient, and 5 did"):
+        optimizer.step(closure)
+
+
+def test_a_longer_history_in_the_middle_is_used() -> None:
+    problem = Problem(rosenbrock, [-1.2, 1.0] * 10)
+    optimizer = SketchedLBFGS([problem.theta], history_size=2)
+    optimizer.step(problem.closure)
+    optimizer.param_groups[0]["history_size"] = 50
+    assert evaluations_to(problem, optimizer, 1e-12) < 300
 
 
 def test_a_copy_goes_on_without_the_source() -> None:
@@ -408,6 +538,21 @@ def test_a_process_group_stays_with_a_deep_copy_and_is_missed_in_a_pickle() -> N
 def test_wrong_settings_are_refused_by_name(settings: dict[str, float], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         SketchedLBFGS([torch.zeros(2, requires_grad=True)], **settings)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        (3.0, "got float"),
+        (nn.Linear(1, 1), "got the module Linear; pass GaussNewton"),
+        (LeastSquares, "got the class LeastSquares; pass an instance"),
+        (torch.zeros(()), "got a tensor, whose graph belongs to one position; pass a function"),
+    ],
+    ids=["number", "module", "class", "tensor"],
+)
+def test_what_has_no_curvature_is_refused_as_a_source(source: object, message: str) -> None:
+    with pytest.raises(TypeError, match=f"source must be LeastSquares, .*{message}"):
+        SketchedLBFGS([torch.zeros(2, requires_grad=True)], source=source)  # type: ignore[arg-type]
 
 
 def test_what_cannot_be_optimised_is_refused() -> None:

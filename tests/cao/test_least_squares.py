@@ -2,13 +2,15 @@
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
+from small_models import flat_params
 from torch import Tensor, nn
 
 from cao import LeastSquares
-from cao.least_squares import ExplicitLinearized, GraphLinearized
+from cao.linearized import ExplicitLinearized, ForwardLinearized, GraphLinearized
 
 Residuals = Callable[[], Tensor | tuple[Tensor, ...]]
 
@@ -230,9 +232,9 @@ def test_random_streams_and_gradients_stay_as_they_are() -> None:
 @pytest.mark.parametrize("wrong", [torch.zeros(3), 3.0])
 def test_residuals_must_be_a_function_of_tensors(wrong: object) -> None:
     with pytest.raises(ValueError, match="residuals must"):
-        LeastSquares(wrong, [torch.zeros(3)])  # type: ignore[arg-type]
+        LeastSquares(wrong, [torch.zeros(3, requires_grad=True)])  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="residuals must"):
-        LeastSquares(lambda: [wrong, 1.0], [torch.zeros(3)]).linearize()  # type: ignore[arg-type, list-item]
+        LeastSquares(lambda: [wrong, 1.0], [torch.zeros(3, requires_grad=True)]).linearize()  # type: ignore[arg-type, list-item]
 
 
 @pytest.mark.parametrize(
@@ -242,10 +244,122 @@ def test_residuals_must_be_a_function_of_tensors(wrong: object) -> None:
         (lambda theta: theta.bfloat16(), "must be in float32 or float64, got torch.bfloat16"),
         (lambda theta: theta * 1j, "must be in float32 or float64, got torch.complex64"),
         (lambda theta: None, "must return one tensor or several"),
+        (lambda theta: theta[:0], "the residuals are empty; return at least one number"),
     ],
-    ids=["detached", "bfloat16", "complex", "none"],
+    ids=["detached", "bfloat16", "complex", "none", "empty"],
 )
 def test_residuals_without_a_jacobian_are_refused(change: Callable[[Tensor], Tensor], message: str) -> None:
     theta = torch.ones(3, requires_grad=True)
     with pytest.raises(ValueError, match=message):
         LeastSquares(lambda: change(theta), [theta]).linearize()
+
+
+class Square(torch.autograd.Function):
+    """x², which can be differentiated backwards only once, and forwards."""
+
+    @staticmethod
+    def forward(inputs: Tensor) -> Tensor:
+        return inputs * inputs
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+        ctx.save_for_forward(*inputs)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+        return 2 * ctx.saved_tensors[0] * gradient
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor) -> Tensor:  # type: ignore[override]
+        return 2 * ctx.saved_tensors[0] * tangent
+
+
+class SquareBackwardsOnly(Square):
+    """x², which has nothing but a first derivative by reverse mode."""
+
+    jvp = torch.autograd.Function.jvp
+
+
+class SquareWithWrongTangent(Square):
+    """x² with a mistake in its forward derivative."""
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor) -> Tensor:  # type: ignore[override]
+        return ctx.saved_tensors[0] * tangent  # type: ignore[no-any-return]
+
+
+def test_forward_mode_takes_over_where_reverse_mode_works_only_once() -> None:
+    model, inside = network(), points(12)
+    params = list(model.parameters())
+
+    def residuals() -> Tensor:
+        values = model(inside)
+        return slope(slope(values, inside)[:, 0], inside)[:, :1] + Square.apply(values)  # type: ignore[no-untyped-call]
+
+    before, graph = flat_params(model), residuals()
+    operator = LeastSquares(residuals, params, max_jacobian_size=0)
+    assert type(operator.linearize()) is ForwardLinearized
+    jacobian = dense_jacobian(residuals, params)
+    torch.testing.assert_close(dense(operator, params), 2 * jacobian.T @ jacobian)
+    assert torch.equal(flat_params(model), before)
+    graph.sum().backward()  # A graph that was made before the tangents were written.
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (SquareBackwardsOnly, "no second derivative .it has no forward derivative either"),
+        (SquareWithWrongTangent, "its forward derivative, too, contradicts its backward pass"),
+    ],
+)
+def test_residuals_that_can_be_differentiated_only_once_are_refused(
+    function: type[torch.autograd.Function], message: str
+) -> None:
+    theta = torch.tensor([2.0, 3.0], requires_grad=True)
+    operator = LeastSquares(lambda: function.apply(theta) - 1, [theta])  # type: ignore[no-untyped-call]
+    with pytest.raises(RuntimeError, match=message):
+        operator @ torch.eye(2)
+
+
+def test_a_normalised_weight_has_a_jacobian() -> None:
+    layer = nn.utils.parametrizations.weight_norm(nn.Linear(2, 2).double())
+    params, inside = list(layer.parameters()), points(6)
+    jacobian = dense_jacobian(lambda: layer(inside), params)
+    operator = LeastSquares(lambda: layer(inside), params)
+    torch.testing.assert_close(dense(operator, params), 2 * jacobian.T @ jacobian)
+
+
+def test_frozen_parameters_are_left_out() -> None:
+    model = network()
+    model[0].weight.requires_grad_(False)  # type: ignore[index, union-attr]
+    trainable = [p for p in model.parameters() if p.requires_grad]
+    for limit in (0, 1 << 25):
+        operator = LeastSquares(poisson(model), model.parameters(), max_jacobian_size=limit)
+        jacobian = dense_jacobian(poisson(model), trainable)
+        torch.testing.assert_close(dense(operator, trainable), 2 * jacobian.T @ jacobian)
+
+
+@pytest.mark.parametrize("limit", [0, 1 << 25])
+def test_empty_residuals_among_others_change_nothing(limit: int) -> None:
+    model, inside = network(), points(6)
+    params = list(model.parameters())
+    operator = LeastSquares(lambda: (model(inside), model(inside[:0])), params, max_jacobian_size=limit)
+    jacobian = dense_jacobian(lambda: model(inside), params)
+    torch.testing.assert_close(dense(operator, params), 2 * jacobian.T @ jacobian)
+
+
+@pytest.mark.parametrize("limit", [0, 1 << 25])
+def test_residuals_in_double_precision_of_single_parameters_are_taken_in_theirs(limit: int) -> None:
+    model, inside = network().float(), points(6).float()
+    params = list(model.parameters())
+    operator = LeastSquares(lambda: model(inside).double() - 1, params, max_jacobian_size=limit)
+    jacobian = dense_jacobian(lambda: model(inside), params)
+    torch.testing.assert_close(operator @ torch.eye(44), 2 * jacobian.T @ jacobian)
+
+
+def test_parameters_that_require_no_gradient_are_refused() -> None:
+    for params in ([], [torch.zeros(3)]):
+        with pytest.raises(ValueError, match="LeastSquares needs a parameter that requires a gradient, got none"):
+            LeastSquares(lambda: torch.ones(3), params)

@@ -97,3 +97,34 @@ def test_the_damped_sketch_explains_all_pairs_since_it_was_adopted() -> None:
     dense = dense_damped_inverse(sketch, inverse.damping)
     explained = torch.einsum("ij,jk,ik", changes, dense, changes)
     assert float(explained) == pytest.approx(float((steps * changes).sum()))
+
+
+def test_a_complete_sketch_is_inverted_whatever_the_damping_was() -> None:
+    inverse, sketch = sketched(0)[0], sketched(SIZE)[1]
+    inverse.damping = 1e3  # As large as the largest eigenvalue.
+    values, vectors = torch.linalg.eigh(sketch)
+    inverse.adopt(values, vectors.T.contiguous())
+    torch.testing.assert_close(inverse @ draw(SIZE), torch.linalg.solve(sketch, draw(SIZE)), rtol=1e-3, atol=0)
+    inverse, _ = sketched(SIZE - 1)
+    inverse.damping = 1e3
+    inverse.adopt(values[1:], vectors[:, 1:].T.contiguous())
+    assert inverse.damping == 1e3  # Which speaks for what this sketch leaves out.
+
+
+@pytest.mark.parametrize("capacity", [2, 6])
+def test_another_capacity_keeps_the_newest_pairs(capacity: int) -> None:
+    inverse, sketch = sketched(3)
+    history = pairs_of(positive_matrix(), 8)
+    for index, (step, change) in enumerate(history):
+        inverse.add(step, change, 4 if index < 7 else capacity)
+    kept = history[-min(capacity, 5) :]
+    expected = dense_bfgs(dense_damped_inverse(sketch, inverse.damping), kept)
+    torch.testing.assert_close(inverse @ draw(SIZE, seed=3), expected @ draw(SIZE, seed=3), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("rank", [0, 3, SIZE])
+def test_a_pair_too_small_to_be_squared_says_nothing_about_the_damping(rank: int) -> None:
+    inverse, _ = sketched(rank)
+    inverse.damping = 0.5
+    inverse.add(1e-155 * draw(SIZE), 1e-155 * draw(SIZE), 4)
+    assert inverse.damping == 0.5

@@ -1,29 +1,44 @@
 """The rules by which sketches choose their time and their rank."""
 
 import math
+import random
+from collections.abc import Callable
 
 import pytest
 import torch
 
-from cao.least_squares import ExplicitLinearized
-from cao.refreshes import LARGEST_EXPLICIT_RANK, LARGEST_RANK, eigenpairs, has_slowed, next_rank, start_columns
+from cao.linearized import ExplicitLinearized
+from cao.refreshes import (
+    LARGEST_EXPLICIT_RANK,
+    LARGEST_RANK,
+    eigenpairs,
+    first_price,
+    has_slowed,
+    is_affordable,
+    next_rank,
+    start_columns,
+    within_reach,
+)  # fmt: skip
 
 
 def best_cycle(rate: float, fading: float, price: float) -> int:
     """Return the number of evaluations between sketches with the best gain per evaluation, by trying them all.
 
-    The logarithm of the loss falls by rate · fading (1 − exp(−t / fading)) within t evaluations of a sketch.
+    The loss, or its logarithm, falls by rate · fading (1 − exp(−t / fading)) within t evaluations of a sketch.
     """
     gains = {n: rate * fading * (1 - math.exp(-n / fading)) / (n + price) for n in range(1, 2000)}
     return max(gains, key=gains.__getitem__)
 
 
+@pytest.mark.parametrize(
+    "loss", [lambda gain: math.exp(-gain), lambda gain: -3.0 - gain], ids=["logarithm", "negative"]
+)
 @pytest.mark.parametrize("fading", [5.0, 20.0, 100.0])
 @pytest.mark.parametrize("price", [2.0, 10.0, 90.0])
-def test_a_new_sketch_is_due_when_it_pays_best(price: float, fading: float) -> None:
+def test_a_new_sketch_is_due_when_it_pays_best(price: float, fading: float, loss: Callable[[float], float]) -> None:
     trace: list[list[float]] = []
     for evaluations in range(2000):
-        trace.append([evaluations, math.exp(-0.1 * fading * (1 - math.exp(-evaluations / fading)))])
+        trace.append([evaluations, loss(0.1 * fading * (1 - math.exp(-evaluations / fading)))])
         if has_slowed(trace, price):
             break
     best = best_cycle(0.1, fading, price)
@@ -36,10 +51,26 @@ def test_a_loss_that_falls_steadily_needs_no_new_sketch() -> None:
     assert not any(has_slowed(trace[:end], 10.0) for end in range(1, 500))
 
 
-def test_where_losses_are_negative_half_of_the_cost_goes_to_sketches() -> None:
-    trace = [[evaluations, -1.0 - evaluations] for evaluations in range(11)]
-    assert not has_slowed(trace[:10], 10.0)
-    assert has_slowed(trace, 10.0)
+@pytest.mark.parametrize("price", [3.0, 10.0, 90.0])
+def test_a_trace_that_is_cut_decides_as_a_whole_one_does(price: float) -> None:
+    generator = random.Random(0)
+    whole: list[list[float]] = []
+    cut: list[list[float]] = []
+    evaluations, value, decisions = 0, 1.0, []
+    for _ in range(1000):
+        evaluations, value = evaluations + generator.choice([1, 1, 2, 5]), value * generator.uniform(0.9, 1.0)
+        whole.append([evaluations, value])
+        cut = within_reach([*cut, [evaluations, value]], price)
+        assert has_slowed(cut, price) == has_slowed(whole, price)
+        decisions.append(has_slowed(whole, price))
+    assert len(set(decisions)) == 2
+    assert len(cut) <= price / 2 + 3
+
+
+def test_sketches_may_take_half_of_the_whole_cost() -> None:
+    assert is_affordable(0.0, 0)
+    assert is_affordable(100.0, 100)
+    assert not is_affordable(101.0, 100)
 
 
 def test_the_rank_covers_what_lies_above_the_damping_with_a_reserve() -> None:
@@ -75,4 +106,4 @@ def test_products_of_any_operator_are_billed() -> None:
     start = start_columns(None, torch.zeros(5, dtype=torch.float64), 5, seed=0)
     pairs, price = eigenpairs(Diagonal(), start, None)
     assert pairs.values.tolist() == pytest.approx([8, 4, 2, 1, 0], abs=1e-9)
-    assert price == 1.25 * pairs.products == 12.5
+    assert price == 1.25 * pairs.products == 12.5 == first_price(Diagonal(), "auto", 5)
