@@ -78,7 +78,7 @@ class GraphLinearized(Linearized):
     """A graph of residuals, differentiated by reverse mode alone: Jᵀu is linear in u, and its derivative in u is J.
 
     Both graphs are made once for all columns. Forward mode would have to run the residuals again for each column, and
-    to build the graph of the derivatives inside them each time: it was five times slower, and took more memory.
+    to build the graph of the derivatives inside them each time: it was three times slower, and took more memory.
     """
 
     def __init__(self, residuals: Float[Tensor, " m"], params: Sequence[Tensor]) -> None:
