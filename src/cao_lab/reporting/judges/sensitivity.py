@@ -41,9 +41,8 @@ def damping_effect(setting: Setting) -> Finding:
 def by_curvature(setting: Setting) -> tuple[Setting, Setting]:
     """Return a sweep's cells, and its runs of rank 0, which take the same rates and have no curvature."""
     has_curvature = setting.epochs["rank"] > 0
-    return replace(setting, epochs=setting.epochs[has_curvature]), replace(
-        setting, epochs=setting.epochs[~has_curvature]
-    )
+    cells, plain = (replace(setting, epochs=setting.epochs[chosen]) for chosen in (has_curvature, ~has_curvature))
+    return cells, plain
 
 
 def of_rank_0(ratio: Interval) -> str:
