@@ -13,6 +13,7 @@ FIGURES = {
     "mini-train-loss": f"{MINI}/train-loss",
     "tuned-train-loss": "mini-tuned/cifar100-resnet18w8-n5000/train-loss",
     "transformer-train-loss": "transformer/pydoc-transformerw32/train-loss",
+    "sensitivity": "mini-sensitivity/cifar100-resnet18w8-n5000/sweep",
     "stable-rates": "stable-range/stable-rates",
     "robust-loss-by-rate": "robust/loss-by-rate",
     "robust-effort": "robust/rank-and-cost-by-rate",

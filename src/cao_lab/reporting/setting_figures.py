@@ -17,6 +17,7 @@ from cao_lab.reporting.figures import (
     wall_clock_figure,
 )
 from cao_lab.reporting.setting import Setting
+from cao_lab.reporting.sweep_figure import sweep_figure
 
 MAIN_PARTS = ("sgd", "adam", "adamw", "cao", "cao-momentum", "matched")
 CONTROL_PARTS = ("cao", "matched", "rank0-unit", "rank0-inverse", "random", "projected-out")
@@ -43,6 +44,8 @@ def setting_figures(setting: Setting) -> dict[str, "partial[Figure]"]:
     controls = of_parts(setting, CONTROL_PARTS)
     if controls["label"].nunique() > 2:
         figures["controls"] = partial(train_loss_figure, controls, goal)
+    if setting.kind == "sweep" and goal is not None:
+        figures["sweep"] = partial(sweep_figure, setting.epochs, goal)
     if len(setting.refreshes):
         figures["eigenvalues"] = partial(eigenvalue_figure, watched(setting))
     return figures

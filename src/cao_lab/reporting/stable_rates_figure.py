@@ -35,7 +35,8 @@ def stable_window_figure(windows: DataFrame) -> Figure:
         methods = [plain(method_name(row)) for _, row in rows.iterrows()]
         distinct = list(dict.fromkeys(methods))
         seeds = sorted(rows["seed"].unique())
-        shift = {seed: 0.25 * (place - (len(seeds) - 1) / 2) for place, seed in enumerate(seeds)}
+        between = min(0.25, 0.75 / len(seeds))
+        shift = {seed: between * (place - (len(seeds) - 1) / 2) for place, seed in enumerate(seeds)}
         places = [distinct.index(method) + shift[seed] for method, seed in zip(methods, rows["seed"], strict=True)]
         for place, low, high in zip(places, rows["largest_stable"], rows["smallest_unstable"], strict=True):
             axes.plot([low, high], [place, place], color="#c2185b", linewidth=1.2)
@@ -43,8 +44,9 @@ def stable_window_figure(windows: DataFrame) -> Figure:
         axes.plot(rows["smallest_unstable"], places, "x", color="#555555", label="next that fails")
         axes.plot(rows["predicted_first"], places, "<", color="#1565c0", mfc="none", label="predicted at the start")
         axes.plot(rows["predicted_median"], places, "D", color="#1565c0", mfc="none", label="predicted over the run")
-        for place, works, predicted in zip(places, rows["largest_stable"], rows["predicted_first"], strict=True):
-            said = "no rate works" if np.isnan(works) else "no prediction" if np.isnan(predicted) else ""
+        predicted = rows[["predicted_first", "predicted_median"]].notna().any(axis=1)
+        for place, works, is_predicted in zip(places, rows["largest_stable"], predicted, strict=True):
+            said = "no rate works" if np.isnan(works) else "" if is_predicted else "no prediction"
             axes.annotate(said, (1.0, place), xycoords=axes.get_yaxis_transform(), ha="right", va="center", fontsize=7)
         axes.set(xscale="log", xlabel="effective rate α/η", title=plain(task))
         label_rates(axes, PANEL_WIDTH - LETTER_WIDTH * max(map(len, distinct)) - 0.4)

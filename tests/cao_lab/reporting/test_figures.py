@@ -4,6 +4,7 @@ import math
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -19,6 +20,7 @@ from cao_lab.reporting.logreader import Logs, load_logs
 from cao_lab.reporting.rates import predicted_windows
 from cao_lab.reporting.setting import settings
 from cao_lab.reporting.stable_rates_figure import stable_window_figure
+from cao_lab.reporting.sweep_figure import sweep_figure
 
 
 def logs_of(folder: Path, *runs: Run) -> Logs:
@@ -221,3 +223,31 @@ def test_a_colour_that_begins_anew_has_markers_along_its_curve(tmp_path: Path) -
     drawn = curves(figures.train_loss_figure(logs_of(tmp_path, *runs).epochs)).values()
     assert [line.get_marker() for line in drawn] == ["None"] * 4 + ["s"] * 2
     assert {line.get_linestyle() for line in drawn} == {"-"}
+
+
+def test_a_sweep_shows_each_interval_over_damping_and_rank_0_dashed(tmp_path: Path) -> None:
+    runs = [
+        Run([4.0, loss - damping], f"cao-rank{rank}-refresh_every{every}-damping{damping}", seed,
+            CAO | {"rank": rank, "damping": damping, "refresh_every": every}, "mini-sensitivity")
+        for rank, every in ((0, 40), (1, 40), (1, 80))
+        for damping in (0.01, 0.1)
+        for seed, loss in enumerate((3.0, 3.2))
+    ]  # fmt: skip
+    (found,) = settings(load_logs(write_suite(tmp_path, runs)))
+    assert found.goal is not None
+    _, losses = sweep_figure(found.epochs, found.goal).axes
+    curves = {str(one.get_label()): one.lines[0] for one in losses.containers}
+    assert list(curves) == ["CAO k=0, no curvature", "CAO k=1, m = 40", "CAO k=1, m = 80"]
+    assert [line.get_linestyle() for line in curves.values()] == ["--", "-", "-"]
+    assert all(line.get_ydata() == pytest.approx([3.09, 3.0]) for line in curves.values())
+
+
+def test_seeds_of_one_method_lie_nearer_to_each_other_than_to_another_method() -> None:
+    windows = DataFrame([
+        {"task": "digits-mlp", "optimizer": "cao", "rank": rank, "momentum": 0.0, "seed": seed, "largest_stable": 1.0,
+         "smallest_unstable": 2.0, "predicted_first": 1.5, "predicted_median": 1.5, "name": f"CAO k={rank}"}
+        for rank in (0, 1) for seed in range(8)
+    ])  # fmt: skip
+    (axes,) = stable_window_figure(windows).axes
+    first, second = np.split(next(line for line in axes.lines if line.get_marker() == "o").get_ydata(), 2)
+    assert second.min() - first.max() > np.diff(first).max()
