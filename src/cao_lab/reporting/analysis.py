@@ -216,9 +216,9 @@ def cost_ratios(costs: DataFrame, baseline: str | None) -> DataFrame:
 
 
 def sensitivity(epochs: DataFrame, hits: DataFrame) -> DataFrame:
-    """Return one row per run of a sweep over damping × refresh interval: epochs to threshold, accuracy, seconds."""
+    """Return one row per run of a sweep over damping × refresh interval: epochs to threshold, last loss, seconds."""
     knobs = epochs.drop_duplicates("run").set_index("run")[["rank", "damping", "refresh_every"]]
-    finals = final_results(epochs)[[*RUN_KEY, "test_accuracy", "status"]]
+    finals = final_results(epochs)[[*RUN_KEY, "train_loss", "test_accuracy", "status"]]
     cells = hits.drop(columns=["seconds", "threshold"]).join(knobs, on="run")
     cells = cells.merge(finals, on=RUN_KEY).merge(run_costs(epochs), on=["run", *RUN_KEY])
     return cells.sort_values(["task", "rank", "damping", "refresh_every", "seed"], ignore_index=True)

@@ -176,7 +176,6 @@ def swept_table(setting: Setting) -> DataFrame:
     """Return what became of each pair of damping and refresh interval, and of rank 0, which never refreshes."""
     assert setting.goal is not None
     cells = sensitivity(setting.epochs, setting.goal.hits)
-    finals = final_results(setting.epochs)
     rows = []
     for (rank, damping, interval), own in cells.groupby(["rank", "damping", "refresh_every"]):
         label = own["label"].iloc[0]
@@ -186,7 +185,7 @@ def swept_table(setting: Setting) -> DataFrame:
             "m": f"{interval:.0f}" if rank else "–",
             "effective rate α/η": long_run_rate(setting.by_label[label]),
             f"epochs to {setting.goal.loss:g}": arrival(setting, label, setting.goal.loss),
-            "final train loss": spread(finals.loc[finals["label"] == label, "train_loss"], 3),
+            "final train loss": spread(own["train_loss"], 3),
             "test accuracy, %": spread(100 * own["test_accuracy"], 1),
             "diverged": f"{(own['status'] == 'diverged').sum()} of {len(own)}",
             "seconds an epoch": seconds(own["seconds_per_epoch"]),

@@ -31,29 +31,34 @@ def stable_window_figure(windows: DataFrame) -> Figure:
     height = 1.8 + 0.2 * windows.groupby("task").size().max()
     figure = Figure(figsize=(PANEL_WIDTH * max(len(tasks), 2), height), layout="constrained")
     for axes, task in zip(figure.subplots(1, len(tasks), squeeze=False).flat, tasks, strict=True):
-        rows = windows[windows["task"] == task]
-        methods = [plain(method_name(row)) for _, row in rows.iterrows()]
-        distinct = list(dict.fromkeys(methods))
-        seeds = sorted(rows["seed"].unique())
-        between = min(0.25, 0.75 / len(seeds))
-        shift = {seed: between * (place - (len(seeds) - 1) / 2) for place, seed in enumerate(seeds)}
-        places = [distinct.index(method) + shift[seed] for method, seed in zip(methods, rows["seed"], strict=True)]
-        for place, low, high in zip(places, rows["largest_stable"], rows["smallest_unstable"], strict=True):
-            axes.plot([low, high], [place, place], color="#c2185b", linewidth=1.2)
-        axes.plot(rows["largest_stable"], places, "o", color="#c2185b", label="largest that works")
-        axes.plot(rows["smallest_unstable"], places, "x", color="#555555", label="next that fails")
-        axes.plot(rows["predicted_first"], places, "<", color="#1565c0", mfc="none", label="predicted at the start")
-        axes.plot(rows["predicted_median"], places, "D", color="#1565c0", mfc="none", label="predicted over the run")
-        predicted = rows[["predicted_first", "predicted_median"]].notna().any(axis=1)
-        for place, works, is_predicted in zip(places, rows["largest_stable"], predicted, strict=True):
-            said = "no rate works" if np.isnan(works) else "" if is_predicted else "no prediction"
-            axes.annotate(said, (1.0, place), xycoords=axes.get_yaxis_transform(), ha="right", va="center", fontsize=7)
-        axes.set(xscale="log", xlabel="effective rate α/η", title=plain(task))
-        label_rates(axes, PANEL_WIDTH - LETTER_WIDTH * max(map(len, distinct)) - 0.4)
-        axes.set_yticks(range(len(distinct)), distinct)
-        axes.invert_yaxis()
+        draw_windows(axes, windows[windows["task"] == task])
+        axes.set_title(plain(task))
     figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=4)
     return figure
+
+
+def draw_windows(axes: Axes, rows: DataFrame) -> None:
+    """Draw the windows of one task: a row per seed, those of one method together."""
+    methods = [plain(method_name(row)) for _, row in rows.iterrows()]
+    distinct = list(dict.fromkeys(methods))
+    seeds = sorted(rows["seed"].unique())
+    between = min(0.25, 0.75 / len(seeds))
+    shift = {seed: between * (place - (len(seeds) - 1) / 2) for place, seed in enumerate(seeds)}
+    places = [distinct.index(method) + shift[seed] for method, seed in zip(methods, rows["seed"], strict=True)]
+    for place, low, high in zip(places, rows["largest_stable"], rows["smallest_unstable"], strict=True):
+        axes.plot([low, high], [place, place], color="#c2185b", linewidth=1.2)
+    axes.plot(rows["largest_stable"], places, "o", color="#c2185b", label="largest that works")
+    axes.plot(rows["smallest_unstable"], places, "x", color="#555555", label="next that fails")
+    axes.plot(rows["predicted_first"], places, "<", color="#1565c0", mfc="none", label="predicted at the start")
+    axes.plot(rows["predicted_median"], places, "D", color="#1565c0", mfc="none", label="predicted over the run")
+    predicted = rows[["predicted_first", "predicted_median"]].notna().any(axis=1)
+    for place, works, is_predicted in zip(places, rows["largest_stable"], predicted, strict=True):
+        said = "no rate works" if np.isnan(works) else "" if is_predicted else "no prediction"
+        axes.annotate(said, (1.0, place), xycoords=axes.get_yaxis_transform(), ha="right", va="center", fontsize=7)
+    axes.set(xscale="log", xlabel="effective rate α/η")
+    label_rates(axes, PANEL_WIDTH - LETTER_WIDTH * max(map(len, distinct)) - 0.4)
+    axes.set_yticks(range(len(distinct)), distinct)
+    axes.invert_yaxis()
 
 
 def label_rates(axes: Axes, inches: float) -> None:

@@ -5,7 +5,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 from pandas import DataFrame
 
-from cao_lab.reporting.analysis import Goal, final_results, sensitivity
+from cao_lab.reporting.analysis import Goal, sensitivity
 from cao_lab.reporting.figures import PLAIN_NUMBERS, styled, title
 from cao_lab.reporting.palette import CONTROLS, CURVED
 
@@ -16,8 +16,7 @@ BESIDE = 0.02
 @styled
 def sweep_figure(epochs: DataFrame, goal: Goal) -> Figure:
     """Draw epochs to the threshold and final train loss over damping, mean and standard deviation over seeds."""
-    losses = final_results(epochs)[["label", "seed", "train_loss"]]
-    cells = sensitivity(epochs, goal.hits).merge(losses, on=["label", "seed"])
+    cells = sensitivity(epochs, goal.hits)
     figure = Figure(figsize=(8.4, 3.4), layout="constrained")
     left, right = figure.subplots(1, 2)
     draw_cells(left, cells, "crossing_epoch", f"epochs to train loss {goal.loss:.4g}")

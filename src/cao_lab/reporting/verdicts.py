@@ -8,6 +8,7 @@ from enum import StrEnum
 from pandas import DataFrame
 
 from cao_lab.protocol import CONFIDENCE, RATIO_MARGIN
+from cao_lab.reporting.analysis import crossings_by_label
 from cao_lab.reporting.intervals import Interval, Values, paired_ratio, ratio_interval, with_noise
 from cao_lab.reporting.setting import Setting
 
@@ -61,7 +62,7 @@ def shared_confidence(parts: int) -> float:
 
 def said(ratio: Interval) -> str:
     """Return an interval of ratios in words, with the number of seeds and the noise."""
-    return f"{bare(ratio)} ({counted(ratio)}, {noise_of(ratio)})" if ratio.count else "unknown"
+    return f"{bare(ratio)} ({how_many(ratio)}, {noise_of(ratio)})" if ratio.count else "unknown"
 
 
 def bare(ratio: Interval) -> str:
@@ -73,7 +74,7 @@ def points(difference: Interval) -> str:
     """Return a difference of accuracies in words, in points, with the number of seeds and the noise."""
     scaled = [100 * end for end in (difference.center, difference.low, difference.high, difference.noise)]
     told = replace(difference, center=scaled[0], low=scaled[1], high=scaled[2], noise=scaled[3])
-    return f"{told.center:+.2f} points{between(told, '+.2f')} ({counted(told)}, {noise_of(told)})"
+    return f"{told.center:+.2f} points{between(told, '+.2f')} ({how_many(told)}, {noise_of(told)})"
 
 
 def between(found: Interval, form: str) -> str:
@@ -81,7 +82,7 @@ def between(found: Interval, form: str) -> str:
     return f" [{found.low:{form}}, {found.high:{form}}]" if found.count > 1 else " without an interval"
 
 
-def counted(found: Interval) -> str:
+def how_many(found: Interval) -> str:
     """Return how many runs a comparison is of."""
     return f"n = {' + '.join(str(count) for count in found.counts)}"
 
@@ -96,7 +97,7 @@ def in_common(found: Sequence[Interval]) -> str:
     """Return what many comparisons share: their confidence, the number of runs, and the largest noise among them."""
     widest = max(found, key=lambda one: -1.0 if math.isnan(one.noise) else one.noise)
     noise = "noise unknown" if math.isnan(widest.noise) else f"{noise_of(widest)} at most"
-    return f"intervals of {100 * widest.confidence:.2f} %, {counted(widest)}, {noise}"
+    return f"intervals of {100 * widest.confidence:.2f} %, {how_many(widest)}, {noise}"
 
 
 def resolution(found: Iterable[Interval], margin: float, name: str) -> str:
@@ -147,7 +148,7 @@ def sooner(
 
 def crossings(hits: DataFrame) -> dict[str, Values]:
     """Return when the runs of each label crossed a threshold, by seed."""
-    return {str(label): own.set_index("seed")["crossing_epoch"] for label, own in hits.groupby("label")}
+    return {str(label): found["epoch"] for label, found in crossings_by_label(hits).items()}
 
 
 def arrivals(hits: DataFrame) -> str:

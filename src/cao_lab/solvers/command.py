@@ -106,7 +106,7 @@ def solve_in_phases(
             return
         announce("measuring what a product costs")
         started = perf_counter()
-        price = price_for(method, problem, min(MEASURING_SECONDS, left / 10), perf_counter)
+        price = price_for(method, problem, limit=min(MEASURING_SECONDS, left / 10), clock=perf_counter)
         took = perf_counter() - started
         measuring += took
         budget = Budget(evaluations, max(left - took, 1e-9))

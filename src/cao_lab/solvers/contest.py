@@ -15,8 +15,8 @@ from cao_lab.runs.provenance import circumstances, now
 from cao_lab.solvers.budget import Budget, Record
 from cao_lab.solvers.method import Method
 from cao_lab.solvers.objective import set_point
-from cao_lab.solvers.price import Price, measured_price
-from cao_lab.solvers.solving import adam_phase, solve
+from cao_lab.solvers.price import Price
+from cao_lab.solvers.solving import adam_phase, price_for, solve
 from cao_lab.tasks.pde import EQUATIONS
 from cao_lab.tasks.pde.problem import Problem, ProblemConfig
 
@@ -72,16 +72,10 @@ def prices(contest: Contest, folder: Path) -> dict[str, Price]:
     if kinds.keys() - known.keys():
         problem = contest.problem()
         missing = {kind: method for kind, method in kinds.items() if kind not in known}
-        known |= {kind: price_of(method, problem)._asdict() for kind, method in missing.items()}
+        known |= {kind: price_for(method, problem, repeats=TIMINGS)._asdict() for kind, method in missing.items()}
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(f"{json.dumps(known, indent=2)}\n")
     return {kind: Price(**price) for kind, price in known.items()}
-
-
-def price_of(method: Method, problem: Problem) -> Price:
-    """Measure what a method's products cost; nothing if it makes none."""
-    products = method.products(problem)
-    return Price() if products is None else measured_price(problem, products, TIMINGS)
 
 
 def is_over(contest: Contest, label: str, folder: Path) -> bool:

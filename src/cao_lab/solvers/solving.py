@@ -42,10 +42,12 @@ def solve(
     return streamed(work)
 
 
-def price_for(method: Method, problem: Problem, limit: float = inf, clock: Clock | None = None) -> Price:
+def price_for(
+    method: Method, problem: Problem, *, repeats: int = 11, limit: float = inf, clock: Clock | None = None
+) -> Price:
     """Measure what a method's products cost, within about so many seconds; nothing if it makes none."""
     products = method.products(problem)
-    return Price() if products is None else measured_price(problem, products, limit=limit, clock=clock)
+    return Price() if products is None else measured_price(problem, products, repeats, limit, clock)
 
 
 def run(method: Method, objective: Objective, emit: Callable[[Record], None]) -> None:

@@ -15,7 +15,7 @@ import torch
 from cao_lab.config import ConfigError, Execution
 from cao_lab.log.records import LogError
 from cao_lab.log.solves import read_solve
-from cao_lab.solvers import contest as contest_module
+from cao_lab.solvers import solving as solving_module
 from cao_lab.solvers.budget import Budget
 from cao_lab.solvers.contest import Contest, carry_out, is_over, prices, with_seed
 from cao_lab.solvers.methods.cao_as_it_is import FullBatchCAO
@@ -81,7 +81,7 @@ def test_a_log_tells_all_that_decided_it(tmp_path: Path) -> None:
 
 def test_prices_are_measured_once_for_all_seeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = prices(CONTEST, tmp_path)
-    monkeypatch.setattr(contest_module, "measured_price", lambda *_: pytest.fail("measured again"))
+    monkeypatch.setattr(solving_module, "measured_price", lambda *_: pytest.fail("measured again"))
     assert prices(with_seed(CONTEST, 8), tmp_path) == first
 
 

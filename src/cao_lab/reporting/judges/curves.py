@@ -13,8 +13,8 @@ from cao_lab.reporting.verdicts import (
     Verdict,
     all_of,
     bare,
-    counted,
     direction,
+    how_many,
     in_common,
     resolution,
     said,
@@ -114,6 +114,6 @@ def early_variance(setting: Setting) -> Finding:
     if not all(ratio.count for ratio in ratios.values()):
         return untested("two seeds")
     told = "; ".join(
-        f"{setting.name(part)} has {bare(ratio)} ({counted(ratio)}) CAO's variance" for part, ratio in ratios.items()
+        f"{setting.name(part)} has {bare(ratio)} ({how_many(ratio)}) CAO's variance" for part, ratio in ratios.items()
     )
     return Finding(all_of(direction(ratio) for ratio in ratios.values()), told)

@@ -15,10 +15,10 @@ from cao_lab.reporting.verdicts import (
     all_of,
     bare,
     bounded_ratio,
-    counted,
     crossings,
     direction,
     equality,
+    how_many,
     said,
     shared_confidence,
     untested,
@@ -99,8 +99,8 @@ def damping_variance(setting: Setting) -> Finding:
     variance, plain = (ends_variance(one) for one in by_curvature(setting))
     if not variance.count:
         return untested("two values of η with two seeds each")
-    told = f"variance, smallest η over largest: {bare(variance)} ({counted(variance)})"
-    control = f"of rank 0: {bare(plain)} ({counted(plain)})" if plain.count else "no control of rank 0"
+    told = f"variance, smallest η over largest: {bare(variance)} ({how_many(variance)})"
+    control = f"of rank 0: {bare(plain)} ({how_many(plain)})" if plain.count else "no control of rank 0"
     return Finding(beyond_the_rate(direction(variance), direction(plain)), f"{told}; {control}")
 
 
