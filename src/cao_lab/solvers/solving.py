@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from math import inf, isfinite
 
+import torch
+from threadpoolctl import threadpool_limits
 from torch import Tensor
 
 from cao_lab.solvers.budget import Budget, Record
@@ -32,12 +34,15 @@ def solve(
     products is measured if it is not given. Time is that of `computing_seconds` if no other clock is given.
     """
     price = price_for(method, problem, clock=clock) if price is None else price
+    threads = torch.get_num_threads()
 
     def work(emit: Emitter[Record]) -> None:
         objective = Objective(
             problem, budget, price=price, records=records, on_record=emit, on_evaluation=emit.check, clock=clock
         )
-        run(method, objective, emit)
+        # Each thread has an OpenMP limit of its own, and numpy, which scipy's methods compute with, has another.
+        with threadpool_limits(threads):
+            run(method, objective, emit)
 
     return streamed(work)
 

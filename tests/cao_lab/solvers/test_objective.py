@@ -1,11 +1,13 @@
 """The meter: what is billed, what is not, which point is kept, and how a run ends. Time is a counter here."""
 
 import math
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import pytest
 import torch
+from threadpoolctl import threadpool_info
 from torch import Tensor
 
 from cao_lab.solvers import clock as clock_module
@@ -313,3 +315,29 @@ def test_the_clock_is_the_processors_where_there_is_one_thread(
     monkeypatch.setattr(clock_module, "perf_counter", lambda: "on the wall")
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     assert clock_module.computing_seconds() == clock
+
+
+@dataclass(frozen=True)
+class Counting:
+    """Notes how many threads torch's OpenMP and numpy's matrix products would use where the method runs."""
+
+    seen: list[int]
+    name = "counting"
+
+    def products(self, problem: Problem) -> Products | None:
+        return None
+
+    def minimize(self, objective: Objective) -> str:
+        self.seen.extend(pool["num_threads"] for pool in threadpool_info())
+        objective.closure()
+        return "counted"
+
+
+def test_a_method_has_the_threads_of_whoever_asked_for_it() -> None:
+    before, unusual, seen = torch.get_num_threads(), (os.cpu_count() or 1) + 1, list[int]()
+    torch.set_num_threads(unusual)
+    try:
+        list(solve(bowl(), Counting(seen), Budget(5)))
+    finally:
+        torch.set_num_threads(before)
+    assert set(seen) == {unusual}
