@@ -45,7 +45,7 @@ class LeastSquares:
         check_whole(self.params, "LeastSquares", "GaussNewton")
         self.max_jacobian_size = max_jacobian_size
         self._residuals = residuals
-        self._jacobian = PointwiseJacobian(self.residuals, self.params)
+        self._jacobian = PointwiseJacobian(self.columns, self.params)
         self._kind: Callable[[], Linearized] | None = None
 
     def __matmul__(self, columns: Float[Tensor, "n k"]) -> Float[Tensor, "n k"]:
@@ -60,7 +60,7 @@ class LeastSquares:
 
     def _choose(self) -> Callable[[], Linearized]:
         """Return the first kind of derivative that is right here."""
-        size = sum(p.numel() for p in self.params) * sum(map(len, self.residuals()))
+        size = sum(p.numel() for p in self.params) * len(self.residuals())
         if size <= self.max_jacobian_size and self._jacobian.is_right():
             return self._explicit
         with suppress(NoSecondDerivativeError):
@@ -74,19 +74,25 @@ class LeastSquares:
         return ExplicitLinearized(self._jacobian(), self.params)
 
     def _through_a_graph(self) -> Linearized:
-        return GraphLinearized(torch.cat(self.residuals()), self.params)
+        return GraphLinearized(self.residuals(), self.params)
 
     def _forward(self) -> Linearized:
-        return ForwardLinearized(lambda: torch.cat(self.residuals()), self.params)
+        return ForwardLinearized(self.residuals, self.params)
 
-    def residuals(self) -> list[Tensor]:
-        """Return the residuals as vectors: one per tensor, or per column of a tensor."""
+    def residuals(self) -> Float[Tensor, " m"]:
+        """Return all residuals as one vector."""
+        return torch.cat([tensor.reshape(-1) for tensor in self._tensors()])
+
+    def columns(self) -> list[Tensor]:
+        """Return the residuals as vectors of points: one per tensor, or per column of a tensor."""
+        return [column for tensor in self._tensors() for column in columns_of(tensor)]
+
+    def _tensors(self) -> list[Tensor]:
         with isolated_forward(self.params[0].device):
             result = self._residuals()
         tensors = [result] if isinstance(result, Tensor) else list(result) if isinstance(result, Iterable) else []
         check_residuals(tensors)
-        dtype = FlatParams(self.params).dtype
-        return [column.to(dtype) for tensor in tensors for column in columns_of(tensor)]
+        return [tensor.to(FlatParams(self.params).dtype) for tensor in tensors]
 
 
 def check_residuals(tensors: Sequence[object]) -> None:
