@@ -1,11 +1,13 @@
-"""The whole Jacobian of residuals at points: every row of a layer's input gets weights of its own."""
+"""The whole Jacobian of residuals at points, from what linear layers do with each row of their input."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.autograd import Function
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
@@ -14,41 +16,63 @@ from cao.autograd.derivatives import Gradient, derivative
 Residuals: TypeAlias = Callable[[], list[Tensor]]
 """A function that returns the residuals as vectors."""
 
+# Each residual of a point takes a backward pass; with more of them, the products of a sketch are cheaper than J.
+MOST_PER_POINT = 8
+
 
 class PointwiseJacobian:
     """Computes J for the price of a few gradients, where each point of a vector has one residual.
 
-    While the residuals are computed, each row of the input of a linear layer is given a copy of the layer's weights.
-    The gradient of the sum of a residual vector with respect to the copies has one row per point: the rows of J. Which
-    residual a row belongs to is found once, from a second gradient, of the residuals weighted by their numbers.
+    The gradient with respect to the weights of a linear layer is a sum of outer products, one for each row and for each
+    time that the row passes through the layer: once forwards and, where residuals contain derivatives, several times
+    backwards. One backward pass from the sum of a residual vector gives the factors. The products of each row make a
+    row of J. Which residual a row belongs to is found once, from a second pass, of the residuals weighted by their
+    numbers.
     """
 
     def __init__(self, residuals: Residuals, params: Sequence[Tensor]) -> None:
         self.residuals, self.params = residuals, params
-        self._places: list[list[Tensor | None]] = []
+        self.per_point = 1
+        """How many residuals a point has on average, by the last call."""
+        self._places: dict[int, list[Tensor | None]] = {}
 
     def __call__(self) -> Float[Tensor, "m n"]:
         """Return J where the parameters are now."""
-        with RowWeights(self.params) as weights:
+        layers, vectors = self._passed()
+        sizes = [p.numel() for p in self.params]
+        jacobian = self.params[0].new_zeros(sum(map(len, vectors)), sum(sizes))
+        for number, block in enumerate(jacobian.split([len(vector) for vector in vectors])):
+            shares, slopes = block.split(sizes, dim=1), layers.slopes(vectors[number], torch.ones_like(vectors[number]))
+            places = self._located(number, slopes, layers, vectors[number])
+            for owner, slope, place in zip(layers.owners, slopes, places, strict=True):
+                if owner is not None and slope is not None and place is not None:
+                    shares[owner].index_add_(0, place.clamp_min(0), slope.flatten(1))
+        return jacobian
+
+    def _passed(self) -> "tuple[RowLayers, list[Tensor]]":
+        """Return the residuals, and what they have passed through."""
+        with RowLayers(self.params) as layers:
             vectors = self.residuals()
-        owners, copies = [owner for owner, _ in weights.copies], [copy for _, copy in weights.copies]
-        slopes = [derivative([vector], copies, [torch.ones_like(vector)]) for vector in vectors]
-        if not self._has_places(slopes):
-            numbers = [torch.arange(len(vector)).to(vector) for vector in vectors]
-            numbered = [derivative([v], copies, [weight]) for v, weight in zip(vectors, numbers, strict=True)]
-            self._places = [list(map(places_of, *parts)) for parts in zip(slopes, numbered, strict=True)]
-        blocks = zip(vectors, slopes, self._places, strict=True)
-        return torch.cat([self._block(len(vector), owners, parts, places) for vector, parts, places in blocks])
+        self.per_point = max(1, round(sum(map(len, vectors)) / max(1, layers.points)))
+        return layers, vectors
 
-    def _has_places(self, slopes: list[list[Tensor | None]]) -> bool:
-        """Whether the place of every row that has a slope has been found."""
-        known = [place for places in self._places for place in places]
-        parts = [part for row in slopes for part in row]
-        return len(known) == len(parts) and all(map(is_placed, parts, known))
+    def _located(self, number: int, slopes: Gradient, layers: "RowLayers", vector: Tensor) -> list[Tensor | None]:
+        """Return which residual of a vector each row belongs to; remembered until another row has a slope."""
+        places = self._places.get(number, [])
+        if len(places) != len(slopes) or not all(map(is_placed, slopes, places)):
+            numbered = layers.slopes(vector, torch.arange(len(vector)).to(vector))
+            places = self._places[number] = list(map(places_of, slopes, numbered))
+        return places
 
-    def is_right(self) -> bool:
-        """Whether Jᵀu, for a random u, is what reverse mode says: false if a point has two residuals in one vector."""
+    def is_suitable(self) -> bool:
+        """Whether points have few residuals each, and Jᵀu, for a random u, is what reverse mode says.
+
+        It is not if a point has two residuals in one vector, or if a parameter is not one of a linear layer.
+        """
         try:
+            self._passed()
+            if self.per_point > MOST_PER_POINT:
+                return False
             jacobian = self()
         except (RuntimeError, ValueError, IndexError):
             return False
@@ -60,41 +84,120 @@ class PointwiseJacobian:
         error = (jacobian.T @ torch.cat(weights) - expected).norm()
         return bool(error <= torch.finfo(expected.dtype).eps ** 0.5 * expected.norm())
 
-    def _block(self, count: int, owners: list[int], parts: Gradient, places: list[Tensor | None]) -> Tensor:
-        sizes = [p.numel() for p in self.params]
-        block = self.params[0].new_zeros(count, sum(sizes))
-        shares = block.split(sizes, dim=1)
-        for owner, part, place in zip(owners, parts, places, strict=True):
-            if part is not None and place is not None:
-                shares[owner].index_add_(0, place.clamp_min(0), part.flatten(1))
-        return block
 
-
-class RowWeights(TorchFunctionMode):
-    """Computes linear layers with a copy of the weights for each row of the input, and remembers the copies."""
+class RowLayers(TorchFunctionMode):
+    """Remembers each passage of rows through a linear layer, for gradients with a row for each of them."""
 
     def __init__(self, params: Sequence[Tensor]) -> None:
         super().__init__()
-        self._owners = {id(param): index for index, param in enumerate(params)}
-        self.copies: list[tuple[int, Tensor]] = []
+        self._params = [param for param in params if param.requires_grad]
+        self._numbers = {id(param): index for index, param in enumerate(params) if param.requires_grad}
+        self._passages: list[Passage] = []
+        self._rows: Counter[int] = Counter()
+
+    @property
+    def points(self) -> int:
+        """How many rows the layer got that got most."""
+        return max(self._rows.values(), default=0)
+
+    @property
+    def owners(self) -> list[int | None]:
+        """The numbers of the parameters that `slopes` has gradients of; None for those that are not asked for."""
+        return [owner for passage in self._passages for owner in passage.owners]
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Compute a linear layer row by row, and anything else as ever."""
+        """Remember a linear layer, and compute anything else as ever."""
         call = self._linear if function is functional.linear else function
         return call(*args, **(kwargs or {}))
 
     def _linear(self, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        if input.ndim != 2:
+        owners = self._numbers.get(id(weight)), self._numbers.get(id(bias))
+        if input.ndim != 2 or owners == (None, None):
             return functional.linear(input, weight, bias)
-        outputs = torch.bmm(self._copied(weight, len(input)), input.unsqueeze(2)).squeeze(2)
-        return outputs if bias is None else outputs + self._copied(bias, len(input))
+        self._passages.append(Passage(owners))
+        self._rows[id(weight)] += len(input)
+        outputs: Tensor = Forwards.apply(input, weight, bias, self._passages[-1])  # type: ignore[no-untyped-call]
+        return outputs
 
-    def _copied(self, param: Tensor, count: int) -> Tensor:
-        copy = param.expand(count, *param.shape)
-        if id(param) in self._owners and param.requires_grad:
-            copy = copy.detach().requires_grad_()
-            self.copies.append((self._owners[id(param)], copy))
-        return copy
+    def slopes(self, vector: Float[Tensor, " m"], weights: Float[Tensor, " m"]) -> list[Tensor | None]:
+        """Return the gradients of a weighted sum, row by row, in the order of their owners."""
+        for passage in self._passages:
+            passage.begin()
+        derivative([vector], self._params, [weights])
+        return [slope for passage in self._passages for slope in passage.end()]
+
+
+class Passage:
+    """One call of a linear layer: the parameters it used and, while a gradient is taken, the factors of each row."""
+
+    def __init__(self, owners: tuple[int | None, int | None]) -> None:
+        self.owners = owners
+        self._is_open = False
+
+    def begin(self) -> None:
+        """Listen to a backward pass."""
+        self._is_open = True
+        self._factors: list[tuple[Tensor, Tensor]] = []
+        self._shifts: list[Tensor] = []
+
+    def note(self, outputs: Float[Tensor, "m o"], inputs: Float[Tensor, "m i"], *, has_bias: bool) -> None:
+        """Note that the weights have the sum of outer products as a gradient, and the bias that of the outputs."""
+        if self._is_open:
+            self._factors.append((outputs.detach(), inputs.detach()))
+            self._shifts.extend([outputs.detach()] if has_bias else [])
+
+    def end(self) -> tuple[Float[Tensor, "m o i"] | None, Float[Tensor, "m o"] | None]:
+        """Return the gradients of the weights and of the bias, row by row; None where there is none."""
+        weight, bias = (owner is not None for owner in self.owners)
+        factors, shifts = self._factors if weight else [], self._shifts if bias else []
+        self._is_open, self._factors, self._shifts = False, [], []
+        if not factors:
+            return None, sum_of(shifts)
+        outputs, inputs = zip(*factors, strict=True)
+        return torch.bmm(torch.stack(outputs, dim=2), torch.stack(inputs, dim=1)), sum_of(shifts)
+
+
+class Forwards(Function):
+    """A linear layer, x ↦ x Wᵀ + b, whose backward pass notes its factors and is itself such a function."""
+
+    @staticmethod
+    def forward(ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None, passage: Passage) -> Tensor:
+        """Return the layer's outputs."""
+        ctx.save_for_backward(inputs, weight)
+        ctx.passage, ctx.has_bias = passage, bias is not None
+        return functional.linear(inputs, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> Any:
+        """Return the gradient of the input alone; those of the parameters are in the passage, row by row."""
+        inputs, weight = ctx.saved_tensors
+        ctx.passage.note(slope, inputs, has_bias=ctx.has_bias)
+        onwards = Backwards.apply(slope, weight, ctx.passage) if ctx.needs_input_grad[0] else None  # type: ignore[no-untyped-call]
+        return onwards, None, None, None
+
+
+class Backwards(Function):
+    """The way back through a linear layer, x ↦ x W, of which the same holds."""
+
+    @staticmethod
+    def forward(ctx: Any, slope: Tensor, weight: Tensor, passage: Passage) -> Tensor:
+        """Return the gradient of the layer's inputs."""
+        ctx.save_for_backward(slope, weight)
+        ctx.passage = passage
+        return slope @ weight
+
+    @staticmethod
+    def backward(ctx: Any, change: Tensor) -> Any:
+        """Return the gradient of the slope alone."""
+        slope, weight = ctx.saved_tensors
+        ctx.passage.note(slope, change, has_bias=False)
+        onwards = Forwards.apply(change, weight, None, ctx.passage) if ctx.needs_input_grad[0] else None  # type: ignore[no-untyped-call]
+        return onwards, None, None
+
+
+def sum_of(tensors: Sequence[Tensor]) -> Tensor | None:
+    """Return the sum; None of nothing."""
+    return torch.stack(list(tensors)).sum(dim=0) if tensors else None
 
 
 def places_of(slopes: Tensor | None, numbered: Tensor | None) -> Tensor | None:

@@ -27,9 +27,9 @@ class LeastSquares:
     Weight the residuals so that the loss is the sum of their squares. They may contain derivatives of a network, taken
     by `torch.autograd.grad(..., create_graph=True)`. `linearize` fixes the operator at the present parameters. J is
     formed in memory if it has at most `max_jacobian_size` numbers and if each point (a row of a linear layer's input)
-    enters one entry of each residual vector; the columns of a matrix count as vectors. Products are then matrix
-    products. Otherwise reverse mode is used twice, through one graph, and where that is impossible forward mode. Each
-    is compared once with the gradient that reverse mode gives, and refused if it differs.
+    enters one entry of each residual vector, and of at most eight on average; the columns of a matrix count as vectors.
+    Products are then matrix products. Otherwise reverse mode is used twice, through one graph, and where that is
+    impossible forward mode. Each is compared once with the gradient that reverse mode gives, and refused if it differs.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class LeastSquares:
     def _choose(self) -> Callable[[], Linearized]:
         """Return the first kind of derivative that is right here."""
         size = sum(p.numel() for p in self.params) * len(self.residuals())
-        if size <= self.max_jacobian_size and self._jacobian.is_right():
+        if size <= self.max_jacobian_size and self._jacobian.is_suitable():
             return self._explicit
         with suppress(NoSecondDerivativeError):
             if self._through_a_graph().is_adjoint():
@@ -71,7 +71,7 @@ class LeastSquares:
         return self._forward
 
     def _explicit(self) -> Linearized:
-        return ExplicitLinearized(self._jacobian(), self.params)
+        return ExplicitLinearized(self._jacobian(), self.params, self._jacobian.per_point)
 
     def _through_a_graph(self) -> Linearized:
         return GraphLinearized(self.residuals(), self.params)

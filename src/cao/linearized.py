@@ -60,10 +60,10 @@ class Linearized:
 
 
 class ExplicitLinearized(Linearized):
-    """A Jacobian in memory."""
+    """A Jacobian in memory, of points that have so many residuals each."""
 
-    def __init__(self, jacobian: Float[Tensor, "m n"], params: Sequence[Tensor]) -> None:
-        self.jacobian, self.params = jacobian, params
+    def __init__(self, jacobian: Float[Tensor, "m n"], params: Sequence[Tensor], per_point: int = 1) -> None:
+        self.jacobian, self.params, self.per_point = jacobian, params, per_point
 
     def push(self, columns: Float[Tensor, "n k"]) -> Float[Tensor, "m k"]:
         """Return J times each column."""

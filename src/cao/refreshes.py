@@ -15,7 +15,7 @@ from cao.linearized import ExplicitLinearized, Linearized
 from cao.operators import AllReduced, ParameterOperator
 
 # Prices are in evaluations of loss and gradient, measured on networks of 900 to 20,000 parameters. They are constants,
-# because a clock would make two runs of the same program differ.
+# because a clock would make two runs of the same program differ. A Jacobian is priced by the residuals of a point.
 EXPLICIT_PRICE = 10.0
 PRODUCT_PRICE = 1.25
 
@@ -97,4 +97,6 @@ def eigenpairs(
         pairs = operator.eigenpairs(start)
     else:
         pairs = SubspaceIteration(1)(operator, start)
-    return pairs, EXPLICIT_PRICE if isinstance(operator, ExplicitLinearized) else PRODUCT_PRICE * pairs.products
+    if isinstance(operator, ExplicitLinearized):
+        return pairs, EXPLICIT_PRICE * operator.per_point
+    return pairs, PRODUCT_PRICE * pairs.products

@@ -59,6 +59,18 @@ def burgers(model: nn.Module) -> Residuals:
     return residuals
 
 
+def korteweg_de_vries(model: nn.Module) -> Residuals:
+    inside = points(12)
+
+    def residuals() -> Tensor:
+        value = model(inside)
+        first = slope(value, inside)
+        third = slope(slope(first[:, 0], inside)[:, 0], inside)
+        return first[:, 1:] + 6 * value * first[:, :1] + third[:, :1]
+
+    return residuals
+
+
 def periodic_convection(model: nn.Module) -> Residuals:
     inside, left, right = points(12), points(5, seed=1), points(5, seed=2)
 
@@ -101,7 +113,9 @@ def three_dimensional_inputs(model: nn.Module) -> Residuals:
     return lambda: model(inside) - 1
 
 
-POINTWISE = [regression, poisson, burgers, periodic_convection, joined, two_equations, mean_over_points]
+POINTWISE = [
+    regression, poisson, burgers, korteweg_de_vries, periodic_convection, joined, two_equations, mean_over_points,
+]  # fmt: skip
 NOT_POINTWISE = [coupled_points, three_dimensional_inputs]
 
 
@@ -145,6 +159,36 @@ def test_a_jacobian_too_large_for_the_limit_is_not_formed() -> None:
     for limit, expected in limits.items():
         operator = LeastSquares(regression(model), model.parameters(), max_jacobian_size=limit)
         assert type(operator.linearize()) is expected
+
+
+@pytest.mark.parametrize(("outputs", "expected"), [(8, ExplicitLinearized), (9, GraphLinearized)])
+def test_points_with_many_residuals_get_no_jacobian(outputs: int, expected: type) -> None:
+    model, inside = network(outputs), points(6)
+    assert type(LeastSquares(lambda: model(inside), model.parameters()).linearize()) is expected
+
+
+@pytest.mark.parametrize("conditions", [1, 20])
+def test_residuals_of_other_points_are_not_counted_as_residuals_of_a_point(conditions: int) -> None:
+    model, places = network(), [points(6, seed) for seed in range(conditions)]
+    linearized = LeastSquares(
+        lambda: [slope(model(inside), inside) for inside in places], model.parameters()
+    ).linearize()
+    assert isinstance(linearized, ExplicitLinearized)
+    assert linearized.per_point == 2
+
+
+def test_a_layer_that_is_passed_twice_has_the_gradients_of_both_passages() -> None:
+    first, layer, last = nn.Linear(2, 4).double(), nn.Linear(4, 4).double(), nn.Linear(4, 1).double()
+    params = [*first.parameters(), *layer.parameters(), *last.parameters()]
+    inside = points(6)
+
+    def residuals() -> Tensor:
+        return slope(last(layer(layer(first(inside).tanh()).tanh()).tanh()), inside)
+
+    linearized = LeastSquares(residuals, params).linearize()
+    assert isinstance(linearized, ExplicitLinearized)
+    jacobian = dense_jacobian(residuals, params)
+    torch.testing.assert_close(dense(linearized, params), 2 * jacobian.T @ jacobian)
 
 
 @pytest.mark.parametrize("limit", [0, 1 << 25])
