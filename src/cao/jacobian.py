@@ -17,7 +17,7 @@ Residuals: TypeAlias = Callable[[], list[Tensor]]
 """A function that returns the residuals as vectors."""
 
 # Each residual of a point takes a backward pass; with more of them, the products of a sketch are cheaper than J.
-MOST_PER_POINT = 8
+MOST_PER_POINT = 7
 
 
 class PointwiseJacobian:

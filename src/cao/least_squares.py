@@ -27,7 +27,7 @@ class LeastSquares:
     Weight the residuals so that the loss is the sum of their squares. They may contain derivatives of a network, taken
     by `torch.autograd.grad(..., create_graph=True)`. `linearize` fixes the operator at the present parameters. J is
     formed in memory if it has at most `max_jacobian_size` numbers and if each point (a row of a linear layer's input)
-    enters one entry of each residual vector, and of at most eight on average; the columns of a matrix count as vectors.
+    enters one entry of each residual vector, and of at most seven on average; the columns of a matrix count as vectors.
     Products are then matrix products. Otherwise reverse mode is used twice, through one graph, and where that is
     impossible forward mode. Each is compared once with the gradient that reverse mode gives, and refused if it differs.
     """

@@ -15,7 +15,8 @@ from cao.linearized import ExplicitLinearized, Linearized
 from cao.operators import AllReduced, ParameterOperator
 
 # Prices are in evaluations of loss and gradient, measured on networks of 900 to 20,000 parameters. They are constants,
-# because a clock would make two runs of the same program differ. A Jacobian is priced by the residuals of a point.
+# because a clock would make two runs of the same program differ. That of a Jacobian is to be paid for its eigenpairs,
+# and again for each residual that a point has.
 EXPLICIT_PRICE = 10.0
 PRODUCT_PRICE = 1.25
 
@@ -59,7 +60,7 @@ def within_reach(trace: list[list[float]], price: float) -> list[list[float]]:
 def first_price(source: object, rank: int | str, size: int) -> float:
     """Return the price of the first sketch: of a Jacobian, if there may be one, else of two products per column."""
     columns = min(LARGEST_RANK // 2 if isinstance(rank, str) else rank, size)
-    return EXPLICIT_PRICE if isinstance(source, LeastSquares) else 2 * PRODUCT_PRICE * columns
+    return 2 * EXPLICIT_PRICE if isinstance(source, LeastSquares) else 2 * PRODUCT_PRICE * columns
 
 
 def next_rank(operator: ParameterOperator, values: Float[Tensor, " k"], least_damping: float) -> int:
@@ -98,5 +99,5 @@ def eigenpairs(
     else:
         pairs = SubspaceIteration(1)(operator, start)
     if isinstance(operator, ExplicitLinearized):
-        return pairs, EXPLICIT_PRICE * operator.per_point
+        return pairs, EXPLICIT_PRICE * (1 + operator.per_point)
     return pairs, PRODUCT_PRICE * pairs.products

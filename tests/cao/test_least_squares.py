@@ -161,7 +161,7 @@ def test_a_jacobian_too_large_for_the_limit_is_not_formed() -> None:
         assert type(operator.linearize()) is expected
 
 
-@pytest.mark.parametrize(("outputs", "expected"), [(8, ExplicitLinearized), (9, GraphLinearized)])
+@pytest.mark.parametrize(("outputs", "expected"), [(7, ExplicitLinearized), (8, GraphLinearized)])
 def test_points_with_many_residuals_get_no_jacobian(outputs: int, expected: type) -> None:
     model, inside = network(outputs), points(6)
     assert type(LeastSquares(lambda: model(inside), model.parameters()).linearize()) is expected
