@@ -74,8 +74,8 @@ class PointwiseJacobian:
             if self.per_point > MOST_PER_POINT:
                 return False
             jacobian = self()
-        except (RuntimeError, ValueError, IndexError):
-            return False
+        except (RuntimeError, ValueError, IndexError, TypeError, AttributeError):
+            return False  # Such as residuals that contain derivatives by the weights, which have none here.
         vectors = self.residuals()
         generator = torch.Generator().manual_seed(0)
         weights = [torch.randn(len(v), generator=generator, dtype=torch.float64).to(v) for v in vectors]
@@ -138,23 +138,24 @@ class Passage:
         """Listen to a backward pass."""
         self._is_open = True
         self._factors: list[tuple[Tensor, Tensor]] = []
-        self._shifts: list[Tensor] = []
+        self._shift: Tensor | None = None
 
     def note(self, outputs: Float[Tensor, "m o"], inputs: Float[Tensor, "m i"], *, has_bias: bool) -> None:
-        """Note that the weights have the sum of outer products as a gradient, and the bias that of the outputs."""
+        """Note that outer products are part of the gradient of the weights, and whether the outputs are the bias's."""
         if self._is_open:
             self._factors.append((outputs.detach(), inputs.detach()))
-            self._shifts.extend([outputs.detach()] if has_bias else [])
+            self._shift = outputs.detach() if has_bias else self._shift
 
     def end(self) -> tuple[Float[Tensor, "m o i"] | None, Float[Tensor, "m o"] | None]:
         """Return the gradients of the weights and of the bias, row by row; None where there is none."""
-        weight, bias = (owner is not None for owner in self.owners)
-        factors, shifts = self._factors if weight else [], self._shifts if bias else []
-        self._is_open, self._factors, self._shifts = False, [], []
+        factors, shift = self._factors, self._shift
+        self._is_open, self._factors, self._shift = False, [], None
         if not factors:
-            return None, sum_of(shifts)
+            return None, None
         outputs, inputs = zip(*factors, strict=True)
-        return torch.bmm(torch.stack(outputs, dim=2), torch.stack(inputs, dim=1)), sum_of(shifts)
+        weight, bias = self.owners
+        products = None if weight is None else torch.bmm(torch.stack(outputs, dim=2), torch.stack(inputs, dim=1))
+        return products, None if bias is None else shift
 
 
 class Forwards(Function):
@@ -193,11 +194,6 @@ class Backwards(Function):
         ctx.passage.note(slope, change, has_bias=False)
         onwards = Forwards.apply(change, weight, None, ctx.passage) if ctx.needs_input_grad[0] else None  # type: ignore[no-untyped-call]
         return onwards, None, None
-
-
-def sum_of(tensors: Sequence[Tensor]) -> Tensor | None:
-    """Return the sum; None of nothing."""
-    return torch.stack(list(tensors)).sum(dim=0) if tensors else None
 
 
 def places_of(slopes: Tensor | None, numbered: Tensor | None) -> Tensor | None:

@@ -161,6 +161,21 @@ def test_a_jacobian_too_large_for_the_limit_is_not_formed() -> None:
         assert type(operator.linearize()) is expected
 
 
+@pytest.mark.parametrize("is_allowed", [False, True])
+def test_residuals_may_contain_derivatives_by_the_parameters(is_allowed: bool) -> None:
+    model, inside = network(), points(6)
+    params = list(model.parameters())
+
+    def residuals() -> Tensor:
+        (sharpness,) = torch.autograd.grad(
+            model(inside).sum(), params[0], create_graph=True, allow_unused=is_allowed
+        )  # fmt: skip
+        return sharpness * model(inside).mean()
+
+    jacobian = dense_jacobian(residuals, params)
+    torch.testing.assert_close(dense(LeastSquares(residuals, params), params), 2 * jacobian.T @ jacobian)
+
+
 @pytest.mark.parametrize(("outputs", "expected"), [(7, ExplicitLinearized), (8, GraphLinearized)])
 def test_points_with_many_residuals_get_no_jacobian(outputs: int, expected: type) -> None:
     model, inside = network(outputs), points(6)
