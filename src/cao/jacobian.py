@@ -17,7 +17,7 @@ Residuals: TypeAlias = Callable[[], list[Tensor]]
 """A function that returns the residuals as vectors."""
 
 # Each residual of a point takes a backward pass; with more of them, the products of a sketch are cheaper than J.
-MOST_PER_POINT = 7
+MOST_PER_POINT = 8
 
 
 class PointwiseJacobian:
@@ -34,11 +34,36 @@ class PointwiseJacobian:
         self.residuals, self.params = residuals, params
         self.per_point = 1
         """How many residuals a point has on average, by the last call."""
-        self._places: dict[int, list[Tensor | None]] = {}
+        self._places: dict[tuple[int, int], list[Tensor | None]] = {}
 
-    def __call__(self) -> Float[Tensor, "m n"]:
-        """Return J where the parameters are now."""
-        layers, vectors = self._passed()
+    def __call__(self) -> Float[Tensor, "m n"] | None:
+        """Return J where the parameters are now, column after column of the residuals.
+
+        None if it cannot be formed in this way, as where a point has two residuals in one vector or a parameter is used
+        outside linear layers, or if points have so many residuals that it would be expensive.
+        """
+        try:
+            layers, vectors = self._passed()
+            if self.per_point > MOST_PER_POINT:
+                return None
+            for _ in range(2 if self._places else 1):
+                jacobian = self._formed(layers, vectors)
+                if self._is_right(jacobian):
+                    return jacobian
+                self._places.clear()  # Those that were found elsewhere may have changed.
+        except (RuntimeError, ValueError, IndexError, TypeError, AttributeError):
+            pass  # Such as residuals that contain derivatives by the weights, which have none here.
+        return None
+
+    def _passed(self) -> "tuple[RowLayers, list[Tensor]]":
+        """Return the residuals, and what they have passed through."""
+        with RowLayers(self.params) as layers:
+            vectors = self.residuals()
+        self.per_point = max(1, round(sum(map(len, vectors)) / max(1, layers.points)))
+        return layers, vectors
+
+    def _formed(self, layers: "RowLayers", vectors: list[Tensor]) -> Float[Tensor, "m n"]:
+        """Put the gradients of all rows into their places."""
         sizes = [p.numel() for p in self.params]
         jacobian = self.params[0].new_zeros(sum(map(len, vectors)), sum(sizes))
         for number, block in enumerate(jacobian.split([len(vector) for vector in vectors])):
@@ -49,40 +74,25 @@ class PointwiseJacobian:
                     shares[owner].index_add_(0, place.clamp_min(0), slope.flatten(1))
         return jacobian
 
-    def _passed(self) -> "tuple[RowLayers, list[Tensor]]":
-        """Return the residuals, and what they have passed through."""
-        with RowLayers(self.params) as layers:
-            vectors = self.residuals()
-        self.per_point = max(1, round(sum(map(len, vectors)) / max(1, layers.points)))
-        return layers, vectors
-
     def _located(self, number: int, slopes: Gradient, layers: "RowLayers", vector: Tensor) -> list[Tensor | None]:
-        """Return which residual of a vector each row belongs to; remembered until another row has a slope."""
-        places = self._places.get(number, [])
+        """Return which residual of a vector each row belongs to; remembered until a row without a place has a slope."""
+        places = self._places.get((number, len(vector)), [])
         if len(places) != len(slopes) or not all(map(is_placed, slopes, places)):
-            numbered = layers.slopes(vector, torch.arange(len(vector)).to(vector))
-            places = self._places[number] = list(map(places_of, slopes, numbered))
+            numbers = torch.arange(len(vector), dtype=vector.dtype, device=vector.device)
+            numbered = layers.slopes(vector, numbers)
+            places = [places_of(*pair, len(vector)) for pair in zip(slopes, numbered, strict=True)]
+            self._places[number, len(vector)] = places
         return places
 
-    def is_suitable(self) -> bool:
-        """Whether points have few residuals each, and Jᵀu, for a random u, is what reverse mode says.
-
-        It is not if a point has two residuals in one vector, or if a parameter is not one of a linear layer.
-        """
-        try:
-            self._passed()
-            if self.per_point > MOST_PER_POINT:
-                return False
-            jacobian = self()
-        except (RuntimeError, ValueError, IndexError, TypeError, AttributeError):
-            return False  # Such as residuals that contain derivatives by the weights, which have none here.
+    def _is_right(self, jacobian: Float[Tensor, "m n"]) -> bool:
+        """Whether Jᵀu, for a random u, is what reverse mode says; what is not finite says nothing."""
         vectors = self.residuals()
         generator = torch.Generator().manual_seed(0)
         weights = [torch.randn(len(v), generator=generator, dtype=torch.float64).to(v) for v in vectors]
         parts = derivative(vectors, self.params, weights)
         expected = torch.cat([flat_or_zero(part, p) for part, p in zip(parts, self.params, strict=True)])
         error = (jacobian.T @ torch.cat(weights) - expected).norm()
-        return bool(error <= torch.finfo(expected.dtype).eps ** 0.5 * expected.norm())
+        return not bool(error > torch.finfo(expected.dtype).eps ** 0.5 * expected.norm())
 
 
 class RowLayers(TorchFunctionMode):
@@ -97,7 +107,7 @@ class RowLayers(TorchFunctionMode):
 
     @property
     def points(self) -> int:
-        """How many rows the layer got that got most."""
+        """The most rows that any layer received."""
         return max(self._rows.values(), default=0)
 
     @property
@@ -112,7 +122,12 @@ class RowLayers(TorchFunctionMode):
 
     def _linear(self, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         owners = self._numbers.get(id(weight)), self._numbers.get(id(bias))
-        if input.ndim != 2 or owners == (None, None):
+        # A weight that is computed from parameters has a gradient that is not noted.
+        is_other = any(
+            owner is None and operand is not None and operand.requires_grad
+            for owner, operand in zip(owners, (weight, bias), strict=True)
+        )
+        if input.ndim != 2 or owners == (None, None) or is_other or not torch.is_grad_enabled():
             return functional.linear(input, weight, bias)
         self._passages.append(Passage(owners))
         self._rows[id(weight)] += len(input)
@@ -123,7 +138,8 @@ class RowLayers(TorchFunctionMode):
         """Return the gradients of a weighted sum, row by row, in the order of their owners."""
         for passage in self._passages:
             passage.begin()
-        derivative([vector], self._params, [weights])
+        if any(part is not None for part in derivative([vector], self._params, [weights])):
+            raise ValueError("a parameter is used outside linear layers")
         return [slope for passage in self._passages for slope in passage.end()]
 
 
@@ -133,12 +149,12 @@ class Passage:
     def __init__(self, owners: tuple[int | None, int | None]) -> None:
         self.owners = owners
         self._is_open = False
+        self._factors: list[tuple[Tensor, Tensor]] = []
+        self._shift: Tensor | None = None
 
     def begin(self) -> None:
         """Listen to a backward pass."""
-        self._is_open = True
-        self._factors: list[tuple[Tensor, Tensor]] = []
-        self._shift: Tensor | None = None
+        self._is_open, self._factors, self._shift = True, [], None
 
     def note(self, outputs: Float[Tensor, "m o"], inputs: Float[Tensor, "m i"], *, has_bias: bool) -> None:
         """Note that outer products are part of the gradient of the weights, and whether the outputs are the bias's."""
@@ -178,7 +194,7 @@ class Forwards(Function):
 
 
 class Backwards(Function):
-    """The way back through a linear layer, x ↦ x W, of which the same holds."""
+    """The way back through a linear layer, x ↦ x W, whose backward pass notes its factors too, and leads forwards."""
 
     @staticmethod
     def forward(ctx: Any, slope: Tensor, weight: Tensor, passage: Passage) -> Tensor:
@@ -196,8 +212,8 @@ class Backwards(Function):
         return onwards, None, None
 
 
-def places_of(slopes: Tensor | None, numbered: Tensor | None) -> Tensor | None:
-    """Return the number of each row's residual, by which its numbered slope is the larger; −1 where it has no slope."""
+def places_of(slopes: Tensor | None, numbered: Tensor | None, count: int) -> Tensor | None:
+    """Return the number of each row's residual, the factor between its two slopes; −1 where there is none."""
     if slopes is None or numbered is None:
         return None
     slopes, numbered = slopes.flatten(1), numbered.flatten(1)
@@ -205,7 +221,8 @@ def places_of(slopes: Tensor | None, numbered: Tensor | None) -> Tensor | None:
     scale = slopes.abs().amax(dim=1, keepdim=True)
     shapes = slopes / scale
     places = (shapes * numbered / scale).sum(dim=1) / shapes.square().sum(dim=1)
-    return places.nan_to_num(-1.0, -1.0, -1.0).round().long()
+    places = places.nan_to_num(-1.0, -1.0, -1.0).round().long()
+    return places.where(places < count, -1)
 
 
 def is_placed(slopes: Tensor | None, places: Tensor | None) -> bool:

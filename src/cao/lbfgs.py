@@ -17,7 +17,16 @@ from cao.line_search import HagerZhang, Point
 from cao.objective import Iterate, Objective, change_between
 from cao.operators import ParameterOperator
 from cao.quasi_newton import InverseHessian
-from cao.refreshes import eigenpairs, first_price, has_slowed, is_affordable, next_rank, start_columns, within_reach
+from cao.refreshes import (
+    eigenpairs,
+    first_price,
+    has_slowed,
+    is_affordable,
+    largest_of_all,
+    next_rank,
+    start_columns,
+    within_reach,
+)
 from cao.reports import Report, report_on_lbfgs
 from cao.settings import check_parameters, is_count
 from cao.shards import check_whole
@@ -337,6 +346,7 @@ class SketchedLBFGS(Optimizer):
         rank = settings["rank"]
         if rank == "auto":
             rank = next_rank(operator, inverse.values, progress["least_damping"])
+            rank = int(largest_of_all(rank, here.gradient.device, self.process_group))
         start = start_columns(inverse.vectors, here.gradient, rank, settings["seed"] + progress["refreshes"])
         pairs, progress["price"] = eigenpairs(operator, start, self.process_group)
         progress["refreshes"] += 1

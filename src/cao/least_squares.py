@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from cao.autograd.derivatives import NoSecondDerivativeError
+from cao.autograd.derivatives import NoSecondDerivativeError, has_reentrant_checkpoint
 from cao.autograd.isolation import isolated_forward
 from cao.flat import FlatParams
 from cao.jacobian import PointwiseJacobian
@@ -27,9 +27,10 @@ class LeastSquares:
     Weight the residuals so that the loss is the sum of their squares. They may contain derivatives of a network, taken
     by `torch.autograd.grad(..., create_graph=True)`. `linearize` fixes the operator at the present parameters. J is
     formed in memory if it has at most `max_jacobian_size` numbers and if each point (a row of a linear layer's input)
-    enters one entry of each residual vector, and of at most seven on average; the columns of a matrix count as vectors.
+    enters one entry of each residual vector, and of at most eight on average; the columns of a matrix count as vectors.
     Products are then matrix products. Otherwise reverse mode is used twice, through one graph, and where that is
-    impossible forward mode. Each is compared once with the gradient that reverse mode gives, and refused if it differs.
+    impossible forward mode. J is compared with the gradient of reverse mode each time that it is formed, products once;
+    what differs is not used.
     """
 
     def __init__(
@@ -59,10 +60,15 @@ class LeastSquares:
         return self._kind()
 
     def _choose(self) -> Callable[[], Linearized]:
-        """Return the first kind of derivative that is right here."""
-        size = sum(p.numel() for p in self.params) * len(self.residuals())
-        if size <= self.max_jacobian_size and self._jacobian.is_suitable():
-            return self._explicit
+        """Return the first kind of derivative that may be right here."""
+        residuals = self.residuals()
+        if has_reentrant_checkpoint(residuals):  # What is inside would look constant.
+            raise NoSecondDerivativeError("a reentrant checkpoint is incompatible with .grad()")
+        size = sum(p.numel() for p in self.params) * len(residuals)
+        return self._explicit if size <= self.max_jacobian_size else self._products()
+
+    def _products(self) -> Callable[[], Linearized]:
+        """Return the first kind of product that is right here."""
         with suppress(NoSecondDerivativeError):
             if self._through_a_graph().is_adjoint():
                 return self._through_a_graph
@@ -71,7 +77,11 @@ class LeastSquares:
         return self._forward
 
     def _explicit(self) -> Linearized:
-        return ExplicitLinearized(self._jacobian(), self.params, self._jacobian.per_point)
+        jacobian = self._jacobian()
+        if jacobian is not None:
+            return ExplicitLinearized(jacobian, self.params, self._jacobian.per_point)
+        self._kind = self._products()  # For good.
+        return self._kind()
 
     def _through_a_graph(self) -> Linearized:
         return GraphLinearized(self.residuals(), self.params)

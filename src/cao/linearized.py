@@ -60,7 +60,7 @@ class Linearized:
 
 
 class ExplicitLinearized(Linearized):
-    """A Jacobian in memory, of points that have so many residuals each."""
+    """A Jacobian in memory; its price depends on how many residuals a point has."""
 
     def __init__(self, jacobian: Float[Tensor, "m n"], params: Sequence[Tensor], per_point: int = 1) -> None:
         self.jacobian, self.params, self.per_point = jacobian, params, per_point

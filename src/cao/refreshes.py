@@ -15,8 +15,7 @@ from cao.linearized import ExplicitLinearized, Linearized
 from cao.operators import AllReduced, ParameterOperator
 
 # Prices are in evaluations of loss and gradient, measured on networks of 900 to 20,000 parameters. They are constants,
-# because a clock would make two runs of the same program differ. That of a Jacobian is to be paid for its eigenpairs,
-# and again for each residual that a point has.
+# because a clock would make two runs of the same program differ. A Jacobian has its price for each residual of a point.
 EXPLICIT_PRICE = 10.0
 PRODUCT_PRICE = 1.25
 
@@ -60,7 +59,7 @@ def within_reach(trace: list[list[float]], price: float) -> list[list[float]]:
 def first_price(source: object, rank: int | str, size: int) -> float:
     """Return the price of the first sketch: of a Jacobian, if there may be one, else of two products per column."""
     columns = min(LARGEST_RANK // 2 if isinstance(rank, str) else rank, size)
-    return 2 * EXPLICIT_PRICE if isinstance(source, LeastSquares) else 2 * PRODUCT_PRICE * columns
+    return EXPLICIT_PRICE if isinstance(source, LeastSquares) else 2 * PRODUCT_PRICE * columns
 
 
 def next_rank(operator: ParameterOperator, values: Float[Tensor, " k"], least_damping: float) -> int:
@@ -98,6 +97,16 @@ def eigenpairs(
         pairs = operator.eigenpairs(start)
     else:
         pairs = SubspaceIteration(1)(operator, start)
+    price = PRODUCT_PRICE * pairs.products
     if isinstance(operator, ExplicitLinearized):
-        return pairs, EXPLICIT_PRICE * (1 + operator.per_point)
-    return pairs, PRODUCT_PRICE * pairs.products
+        price = EXPLICIT_PRICE * operator.per_point
+    return pairs, largest_of_all(price, start.device, group)
+
+
+def largest_of_all(number: float, device: torch.device, group: dist.ProcessGroup | None) -> float:
+    """Return the largest of all processes' numbers: what they decide by must be the same, or one waits for ever."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return number
+    largest = torch.tensor(number, dtype=torch.float64, device=device)
+    dist.all_reduce(largest, dist.ReduceOp.MAX, group)
+    return float(largest)

@@ -3,7 +3,7 @@
 import torch
 import torch.distributed as dist
 from small_models import flat_params, smooth_network
-from torch import Tensor
+from torch import Tensor, nn
 
 from cao import LeastSquares, SketchedLBFGS
 
@@ -55,10 +55,33 @@ def error_of_a_step(rank: int) -> str:
     return "no error"
 
 
+def refreshes_with_a_jacobian_in_one_process(rank: int) -> int:
+    """Let one process form a Jacobian and the other make products, which differ in price and in largest rank."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 12), nn.Tanh(), nn.Linear(12, 12), nn.Tanh(), nn.Linear(12, 2)).double()
+    params, inputs = list(model.parameters()), points().chunk(WORLD)[rank]
+
+    def residuals() -> Tensor:
+        return (model(inputs) - inputs[:, :2].sin()) / len(inputs) ** 0.5
+
+    source = LeastSquares(residuals, params, max_jacobian_size=0 if rank else 1 << 25)
+    optimizer = SketchedLBFGS(params, source=source, max_iter=1_000, max_eval=1_000)
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = residuals().square().sum()
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    return optimizer.status.refreshes
+
+
 def run_rank(rank: int, directory: str) -> None:
-    """Solve on this rank's half of the points, fail in one process, and leave what came of both in a file."""
+    """Do all of the above on this rank's half of the points, and leave what came of it in a file."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{directory}/store", rank=rank, world_size=WORLD)
-    torch.save((solve(points().chunk(WORLD)[rank]), error_of_a_step(rank)), f"{directory}/rank{rank}")
+    outcome = solve(points().chunk(WORLD)[rank]), error_of_a_step(rank), refreshes_with_a_jacobian_in_one_process(rank)
+    torch.save(outcome, f"{directory}/rank{rank}")
     dist.barrier()  # A process that leaves first may abort the other.
     dist.destroy_process_group()

@@ -632,23 +632,28 @@ def test_residuals_that_are_not_finite_leave_plain_lbfgs() -> None:
 
 
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Tensor, str]]:
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Tensor, str, int]]:
     """What two processes came to."""
     folder = tmp_path_factory.mktemp("ranks")
     mp.spawn(run_rank, (str(folder),), nprocs=WORLD)
     return [torch.load(folder / f"rank{rank}") for rank in range(WORLD)]
 
 
-def test_two_processes_take_the_steps_of_one_on_all_points(ranks: list[tuple[Tensor, str]]) -> None:
-    (first, _), (second, _) = ranks
+def test_two_processes_take_the_steps_of_one_on_all_points(ranks: list[tuple[Tensor, str, int]]) -> None:
+    (first, *_), (second, *_) = ranks
     assert torch.equal(first, second)
     torch.testing.assert_close(first, solve(points()), rtol=1e-5, atol=1e-6)
 
 
-def test_a_closure_that_fails_in_one_process_leaves_no_other_waiting(ranks: list[tuple[Tensor, str]]) -> None:
-    (_, first), (_, second) = ranks
+def test_a_closure_that_fails_in_one_process_leaves_no_other_waiting(ranks: list[tuple[Tensor, str, int]]) -> None:
+    (_, first, _), (_, second, _) = ranks
     assert second == "this process cannot"
     assert "failed in 1 other process" in first
+
+
+def test_processes_with_curvature_of_different_price_refresh_together(ranks: list[tuple[Tensor, str, int]]) -> None:
+    (*_, first), (*_, second) = ranks
+    assert first == second >= 2
 
 
 def test_the_search_of_torchs_lbfgs_is_taken_for_ours_and_any_other_word_is_refused():
