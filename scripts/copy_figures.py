@@ -20,6 +20,7 @@ FIGURES = {
     "rule-edge": "robust/edge",
     "scientific-loss": "scientific/loss",
     "scientific-loss-seconds": "scientific/loss-seconds",
+    "rathore-loss-seconds": "rathore/loss-seconds",
 }
 """What a picture is called there, and where a report has it. The others are of `cao bench` and examples/pinn.py."""
 

@@ -40,7 +40,7 @@ def solve(
         objective = Objective(
             problem, budget, price=price, records=records, on_record=emit, on_evaluation=emit.check, clock=clock
         )
-        # Each thread has an OpenMP limit of its own, and numpy, which scipy's methods compute with, one for all threads.
+        # OpenMP has a limit for each thread; numpy, which scipy's methods compute with, has one for all.
         with threadpool_limits(threads):
             run(method, objective, emit)
 
