@@ -26,8 +26,8 @@ class PointwiseJacobian:
     The gradient with respect to the weights of a linear layer is a sum of outer products, one for each row and for each
     time that the row passes through the layer: once forwards and, where residuals contain derivatives, several times
     backwards. One backward pass from the sum of a residual vector gives the factors. The products of each row make a
-    row of J. Which residual a row belongs to is found once, from a second pass, of the residuals weighted by their
-    numbers.
+    row of J. Which residual a row belongs to is found from a second pass, of the residuals weighted by their numbers,
+    and remembered as long as it leads to the right J.
     """
 
     def __init__(self, residuals: Residuals, params: Sequence[Tensor]) -> None:

@@ -1,5 +1,7 @@
 """What each of two processes does in the test of distributed L-BFGS; a module that a new process can import."""
 
+from typing import Any
+
 import torch
 import torch.distributed as dist
 from small_models import flat_params, smooth_network
@@ -10,18 +12,16 @@ from cao import LeastSquares, SketchedLBFGS
 WORLD = 2
 
 
-def solve(points: Tensor) -> Tensor:
-    """Fit a network to a function of the points for eight iterations, and return where that led."""
-    model = smooth_network()
+def fitted(model: nn.Module, points: Tensor, largest_jacobian: int = 1 << 25, **settings: Any) -> SketchedLBFGS:
+    """Fit a network to a function of the points by one step, and return the optimizer."""
     params = list(model.parameters())
 
     def residuals() -> Tensor:
-        return (model(points) - points[:, :2].sin()) / len(points) ** 0.5
+        difference: Tensor = model(points) - points[:, :2].sin()
+        return difference / len(points) ** 0.5
 
-    # The rank is that of the whole matrix, so that every eigensolver finds the same sketch.
-    optimizer = SketchedLBFGS(
-        params, source=LeastSquares(residuals, params), rank=26, refresh=3, max_iter=8, max_eval=99
-    )
+    source = LeastSquares(residuals, params, max_jacobian_size=largest_jacobian)
+    optimizer = SketchedLBFGS(params, source=source, **settings)
 
     def closure() -> Tensor:
         optimizer.zero_grad()
@@ -30,6 +30,14 @@ def solve(points: Tensor) -> Tensor:
         return loss
 
     optimizer.step(closure)
+    return optimizer
+
+
+def solve(points: Tensor) -> Tensor:
+    """Take eight iterations, and return where they led."""
+    model = smooth_network()
+    # The rank is that of the whole matrix, so that every eigensolver finds the same sketch.
+    optimizer = fitted(model, points, rank=26, refresh=3, max_iter=8, max_eval=99)
     assert optimizer.status.refreshes == 2
     return flat_params(model)
 
@@ -59,22 +67,8 @@ def refreshes_with_a_jacobian_in_one_process(rank: int) -> int:
     """Let one process form a Jacobian and the other make products, which differ in price and in largest rank."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 12), nn.Tanh(), nn.Linear(12, 12), nn.Tanh(), nn.Linear(12, 2)).double()
-    params, inputs = list(model.parameters()), points().chunk(WORLD)[rank]
-
-    def residuals() -> Tensor:
-        return (model(inputs) - inputs[:, :2].sin()) / len(inputs) ** 0.5
-
-    source = LeastSquares(residuals, params, max_jacobian_size=0 if rank else 1 << 25)
-    optimizer = SketchedLBFGS(params, source=source, max_iter=1_000, max_eval=1_000)
-
-    def closure() -> Tensor:
-        optimizer.zero_grad()
-        loss = residuals().square().sum()
-        loss.backward()
-        return loss
-
-    optimizer.step(closure)
-    return optimizer.status.refreshes
+    inputs, largest_jacobian = points().chunk(WORLD)[rank], 0 if rank else 1 << 25
+    return fitted(model, inputs, largest_jacobian, max_iter=1_000, max_eval=1_000).status.refreshes
 
 
 def run_rank(rank: int, directory: str) -> None:
