@@ -2,32 +2,35 @@
 
 from typing import TYPE_CHECKING
 
-from cao.curvature import GaussNewton, Hessian
-from cao.eigensolvers import Lanczos, SubspaceIteration
+from cao.cao import CAO
+from cao.curvature.gauss_newton import GaussNewton
+from cao.curvature.hessian import Hessian
+from cao.curvature.least_squares import LeastSquares
+from cao.curvature.operators import Mean
 from cao.lbfgs import SketchedLBFGS
-from cao.least_squares import LeastSquares
-from cao.linalg import Eigenpairs
-from cao.line_search import HagerZhang
-from cao.metric import AdamMetric
-from cao.operators import Mean, SymmetricOperator
-from cao.optimizer import CAO
-from cao.policies.damping import AtTheEdge, Fixed, FromSpectrum
-from cao.policies.rank import ByNeed
-from cao.policies.refresh import Every, OnDrift
-from cao.preconditioner import Preconditioner, precondition
-from cao.sketch import Counters, Sketch
-from cao.spectrum import SpectralDensity, Trace, extreme_eigenpairs, spectral_density, top_eigenpairs, trace
+from cao.linalg.columns import Eigenpairs
+from cao.linalg.eigensolvers import SubspaceIteration
+from cao.linalg.lanczos import Lanczos
+from cao.linalg.spectrum import SpectralDensity, Trace, extreme_eigenpairs, spectral_density, top_eigenpairs, trace
+from cao.linalg.symmetric import SymmetricOperator
+from cao.quasi_newton.line_search import HagerZhang
+from cao.readings import Reading
+from cao.rules.damping import AtTheEdge, Fixed
+from cao.rules.rank import ByNeed
+from cao.rules.refresh import Every, OnDrift
+from cao.sketch.damped import Damped, precondition
+from cao.sketch.sketch import Counters, Sketch
+from cao.watch import Sharpness
 
 __all__ = [
     "CAO",
-    "AdamMetric",
     "AtTheEdge",
     "ByNeed",
     "Counters",
+    "Damped",
     "Eigenpairs",
     "Every",
     "Fixed",
-    "FromSpectrum",
     "GaussNewton",
     "HagerZhang",
     "Hessian",
@@ -35,7 +38,8 @@ __all__ = [
     "LeastSquares",
     "Mean",
     "OnDrift",
-    "Preconditioner",
+    "Reading",
+    "Sharpness",
     "Sketch",
     "SketchedLBFGS",
     "SpectralDensity",

@@ -31,7 +31,7 @@ def beyond_the_edge(rate: float, edge: float, where: str) -> str:
     return (
         f"the effective step along {where} may be {rate:.3g} times the inverse curvature, beyond the edge of "
         f"stability, {edge:.3g}: the loss may oscillate or diverge. Divide lr by {rate / edge:.2g} or more, raise "
-        'damping by as much, capture more directions with a larger rank, or use damping="edge"'
+        'damping by as much, capture more directions with a larger rank, or use damping="auto"'
     )
 
 
@@ -49,9 +49,28 @@ def failed(has_sketch: bool) -> str:
     return f"a refresh of the curvature was non-finite and was discarded; training continues with {goes_on}"
 
 
+def scaled(factor: float, norm: float) -> str:
+    """Say that a step's gradient is a multiple of that of the loss whose curvature was taken."""
+    is_clipped = factor < 1 and abs(norm - round(norm, 1)) < 1e-3 * norm
+    clipping = f" If gradients are clipped at a norm of {round(norm, 1):g}, nothing is wrong" if is_clipped else ""
+    return (
+        f"the gradient at step() is {factor:.3g} times that of the loss given to refresh_if_due: if this loss was "
+        f"multiplied by a number for the backward pass, the curvature is wrong by as much, and needs that number, as "
+        f"scale={1 / factor:.6g} if none was given.{clipping}"
+    )
+
+
 def without_source() -> str:
     """Say that a copy of SketchedLBFGS has no source of curvature."""
     return (
         "a copy or a pickle of SketchedLBFGS has no source of curvature, because the source belongs to the model that "
         "was copied; set optimizer.source, or it goes on as plain L-BFGS over its last sketch"
+    )
+
+
+def contradiction(first: float, second: float) -> str:
+    """Say that a closure is not one function."""
+    return (
+        f"the closure returned {first:.6g} and then {second:.6g} at the same parameters: L-BFGS needs one "
+        "function. Draw points or batches once, outside of the closure, and switch off dropout"
     )

@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from cao.operators import ParameterOperator
-from cao.settings import is_count, is_number, is_positive
+from cao.checks import is_count, is_number, is_positive
+from cao.curvature.operators import ParameterOperator
+from cao.quasi_newton.progress import Progress
 
 SOURCES = "LeastSquares, GaussNewton, an operator that has params, or a function that returns the loss"
 
@@ -20,6 +21,10 @@ def check_solver_settings(settings: dict[str, Any]) -> None:
         is_left_open = value == "auto" if name in ("rank", "refresh") else name == "max_eval" and value is None
         if not is_left_open and not is_count(value):
             raise ValueError(f"{name} must be a positive integer, got {value!r}")
+    if settings["finish"] not in ("auto", None):
+        raise ValueError(f'finish must be "auto" or None, got {settings["finish"]!r}')
+    if settings["memory"] not in ("auto", "pairs", "dense"):
+        raise ValueError(f'memory must be "auto", "pairs" or "dense", got {settings["memory"]!r}')
     if not is_positive(settings["lr"]):
         raise ValueError(f"lr must be positive and finite, got {settings['lr']!r}")
     for name in ("tolerance_grad", "tolerance_change"):
@@ -47,10 +52,13 @@ def check_source(source: object) -> None:
         raise TypeError(f"source must be {SOURCES}, got {type(source).__name__}")
 
 
-def check_trainable(params: Sequence[Tensor], progress: dict[str, Any]) -> None:
+def check_trainable(params: Sequence[Tensor], progress: Progress) -> None:
     """Refuse to go on with other parameters than the pairs and the sketch are about; the first call notes which."""
     now = [index for index, param in enumerate(params) if param.requires_grad]
-    before = progress.setdefault("trainable", now)
+    if not now:
+        raise ValueError("no parameter requires a gradient any more; unfreeze one with requires_grad_()")
+    before = progress.trainable = progress.trainable or now
+    progress.shapes = [list(param.shape) for param in params]
     if now != before:
         raise ValueError(
             f"{len(now)} parameters require a gradient, and {len(before)} did at the first step, or not the same "
@@ -60,14 +68,25 @@ def check_trainable(params: Sequence[Tensor], progress: dict[str, Any]) -> None:
 
 def check_state(state_dict: dict[str, Any], params: Sequence[Tensor]) -> None:
     """Refuse the state of another optimizer or model, before any of it is loaded."""
-    if not any("stalled_at" in group.get("progress", ()) for group in state_dict.get("param_groups", ())):
+    groups = state_dict.get("param_groups", ())
+    saved: dict[str, Any] = next((group["progress"] for group in groups if "progress" in group), {})
+    if "stalled_at" not in saved:
         raise ValueError("the state dict must be one of SketchedLBFGS, got one of another optimizer")
-    size, dtype = sum(p.numel() for p in params), torch.cat([p.new_empty(0) for p in params]).dtype
+    trainable = [p for p in params if p.requires_grad]
+    size, dtype = sum(p.numel() for p in trainable), torch.cat([p.new_empty(0) for p in trainable]).dtype
     for entries in state_dict["state"].values():
-        for name in ("steps", "vectors"):
-            saved = entries.get(name)
-            if saved is not None and (saved.shape[1] != size or saved.dtype != dtype):
+        for name in ("steps", "vectors", "dense"):
+            rows = entries.get(name)
+            if rows is not None and (rows.shape[1] != size or rows.dtype != dtype):
                 raise ValueError(
-                    f"the state dict is of another model: it has {saved.shape[1]} parameters in {saved.dtype}, "
+                    f"the state dict is of another model: it has {rows.shape[1]} parameters in {rows.dtype}, "
                     f"this one {size} in {dtype}"
                 )
+    shapes = [list(p.shape) for p in params]
+    if saved["shapes"] not in (None, shapes):
+        raise ValueError(
+            f"the state dict is of other parameters, or in another order: it has the shapes {saved['shapes']}, this "
+            f"optimizer {shapes}"
+        )
+    if saved["iterations"] and not state_dict["state"]:
+        raise ValueError("the state dict has no state; save optimizer.state_dict() whole")

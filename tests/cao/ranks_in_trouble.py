@@ -42,12 +42,19 @@ def brief_group(ranks: list[int] | None = None) -> dist.ProcessGroup:
     return dist.new_group(ranks, timeout=datetime.timedelta(seconds=4), backend="gloo")
 
 
+def warm_up(optimizer: CAO, *, is_over: bool) -> None:
+    """Let the next step be one of plain SGD until the warm-up is over."""
+    for group in optimizer.param_groups:
+        group["rank"], group["scaling"] = (SETTINGS["rank"], "inverse-damping") if is_over else (0, "unit")
+
+
 def static_graph(kind: str, warmup_steps: int, build: Callable[[], nn.Module], rank: int) -> Outcome:
     """Train under DDP(static_graph=True); return the gradient of each step, and the end."""
     replica = DistributedDataParallel(build(), static_graph=True)
-    optimizer = CAO(replica.parameters(), 0.1, **SETTINGS, warmup_steps=warmup_steps)
+    optimizer = CAO(replica.parameters(), 0.1, **SETTINGS)
     gradients = []
     for step in range(STEPS):
+        warm_up(optimizer, is_over=step >= warmup_steps)
         data = share(rank, step)
         loss = loss_of(replica, data)
         sources = {

@@ -1,6 +1,7 @@
 """Small problems that the optimizer's tests share, each with a dense answer to compare with."""
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +11,13 @@ from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 from cao import CAO
 
 SPECTRUM = (9.0, -4.0, 2.0, 1.0, 0.5, -0.25)
+
+
+def fixed(
+    params: Any, lr: float, rank: int = 1, refresh_every: int = 400, damping: float = 0.1, **settings: Any
+) -> CAO:
+    """Return CAO with fixed settings, and none of those that the paper's reproduction adds to them."""
+    return CAO(params, lr, rank=rank, refresh_every=refresh_every, damping=damping, **settings)
 
 
 class Quadratic:

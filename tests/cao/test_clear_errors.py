@@ -35,7 +35,7 @@ def test_settings_that_pass_for_numbers_are_refused(settings, message):
         CAO(params(), **{"lr": 0.1, **settings})
 
 
-@pytest.mark.parametrize("name", ["rank", "refresh_every", "power_iterations", "warmup_steps", "seed"])
+@pytest.mark.parametrize("name", ["rank", "refresh_every", "power_iterations", "seed"])
 def test_whole_numbers_of_numpy_are_accepted_and_saved_as_python_ones(name, tmp_path):
     problem = Quadratic()
     optimizer = CAO(problem.params, 1e-3, **{"rank": 1, name: np.int64(2)})
@@ -78,7 +78,7 @@ def test_refresh_if_due_tells_whether_there_is_a_new_sketch():
         assert not optimizer.refresh_if_due(problem.loss() * torch.nan)
 
 
-SETTINGS_OF_SGD = ("dampening", "differentiable", "foreach", "fused", "nesterov")
+SETTINGS_OF_SGD = ("dampening", "differentiable", "foreach", "fused", "maximize", "nesterov")
 
 
 @pytest.mark.parametrize("name", SETTINGS_OF_SGD)
@@ -102,6 +102,18 @@ def test_what_sgd_takes_cao_takes_or_says_why_not(name):
 def test_no_other_setting_of_sgd_is_missing():
     ours, theirs = (set(inspect.signature(optimizer).parameters) for optimizer in (CAO, torch.optim.SGD))
     assert theirs - ours <= set(SETTINGS_OF_SGD)
+
+
+@pytest.mark.parametrize(("name", "value"), [("metric", "adam"), ("keep_sketch", False), ("skip_non_finite", True)])
+def test_what_was_retired_is_refused_with_the_reason(name, value):
+    with pytest.raises(ValueError, match=f"{name}={value!r} is not supported: "):
+        CAO(Quadratic().params, 0.01, **{name: value})
+
+
+def test_a_default_of_sgd_that_is_spelt_out_is_taken_and_an_option_of_nobody_is_not():
+    CAO(Quadratic().params, 0.01, dampening=0.0, foreach=None, fused=None, differentiable=False, maximize=False)
+    with pytest.raises(TypeError, match="CAO has no option 'learning_rate'"):
+        CAO(Quadratic().params, 0.01, learning_rate=0.1)
 
 
 def calls_while(run) -> int:
@@ -146,3 +158,21 @@ def test_a_model_sharded_after_the_optimizer_was_built_is_recognised(as_source):
     torch.distributed.fsdp.fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
     with pytest.raises(ValueError, match=r"not before fully_shard.*pass a function that returns the loss"):
         optimizer.refresh_if_due(as_source(lambda: model(torch.ones(2, 3)).square().sum()))
+
+
+def test_parameters_without_numbers_are_not_called_frozen():
+    with pytest.raises(ValueError, match="all parameters that require a gradient are empty"):
+        CAO([torch.zeros(0, requires_grad=True)], 0.1).refresh(torch.zeros(()))
+
+
+def test_a_step_of_a_model_that_is_frozen_does_nothing_and_training_goes_on_afterwards():
+    param = torch.ones(3)
+    optimizer = CAO([param], 0.1)
+    optimizer.step()
+    assert torch.equal(param, torch.ones(3))
+    param.requires_grad_()
+    loss = param.square().sum()
+    optimizer.refresh_if_due(loss)
+    loss.backward()
+    optimizer.step()
+    assert float(param.detach().max()) < 1

@@ -10,8 +10,8 @@ from torch.func import functional_call, hessian, jacrev
 from torch.nn.functional import cross_entropy, dropout, l1_loss, mse_loss
 
 from cao import GaussNewton, Hessian, Lanczos, Mean
-from cao.linalg import random_columns
-from cao.operators import Reordered
+from cao.curvature.operators import Reordered
+from cao.linalg.space import HERE
 
 
 def batch(samples: int = 12, features: int = 4, classes: int = 3) -> tuple[Tensor, Tensor]:
@@ -50,7 +50,7 @@ def dense_gauss_newton(model: nn.Module, inputs: Tensor, loss) -> Tensor:
 
 def columns_for(model: nn.Module, k: int = 3, dtype: torch.dtype = torch.float64) -> Tensor:
     size = sum(p.numel() for p in model.parameters())
-    return random_columns(size, k, torch.Generator().manual_seed(1), dtype)
+    return HERE.random(size, k, torch.Generator().manual_seed(1), dtype)
 
 
 def parts(model: nn.Module, inputs: Tensor, labels: Tensor, size: int):
@@ -426,3 +426,28 @@ def test_attention_without_second_derivative_is_explained_and_the_ways_out_work(
     with nn.attention.sdpa_kernel(nn.attention.SDPBackend.MATH):
         source = loss() if way_out == "math kernel" else loss
     assert (Hessian(source, [query]) @ columns).isfinite().all()
+
+
+def test_a_mean_leaves_what_its_operators_return_alone() -> None:
+    class Stored:
+        params = (torch.zeros(3, requires_grad=True),)
+
+        def __init__(self, product: torch.Tensor) -> None:
+            self.product = product
+
+        def __matmul__(self, _columns: torch.Tensor) -> torch.Tensor:
+            return self.product
+
+    ones, twos = Stored(torch.ones(3, 1)), Stored(2 * torch.ones(3, 1))
+    assert torch.equal(Mean([ones, twos]) @ torch.ones(3, 1), 1.5 * torch.ones(3, 1))
+    assert torch.equal(ones.product, torch.ones(3, 1))
+
+
+def test_tied_parameters_count_once_in_any_curvature() -> None:
+    model, (inputs, labels) = network(), batch()
+    twice, columns = [*model.parameters(), *model.parameters()], torch.eye(43, dtype=torch.float64)
+    hessian_of_all = Hessian(lambda: cross_entropy(model(inputs), labels), twice)
+    torch.testing.assert_close(hessian_of_all @ columns, dense_hessian(model, inputs, labels))
+    gauss_newton = GaussNewton(model, inputs, lambda outputs: cross_entropy(outputs, labels), twice)
+    expected = dense_gauss_newton(model, inputs, lambda outputs: cross_entropy(outputs, labels))
+    torch.testing.assert_close(gauss_newton @ columns, expected)

@@ -5,6 +5,7 @@ import io
 import math
 import pickle
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -140,7 +141,7 @@ def test_a_complete_sketch_of_a_quadratic_is_newtons_step() -> None:
     optimizer = SketchedLBFGS([problem.theta], source=source, refresh=1, max_iter=2, max_eval=10)
     first = problem.value()
     optimizer.step(problem.closure)
-    # The first iteration goes by without a sketch; the second leaves what rounding and regularisation leave.
+    # The second step leaves what rounding and regularisation leave of the first.
     assert problem.value() < 1e-10 * first
 
 
@@ -172,12 +173,10 @@ def test_a_sketched_quadratic_takes_about_as_many_iterations_as_eigenvalues_rema
     captured = torch.logspace(4, 6, 30, dtype=torch.float64)
     (sketched, matrix), (plain, _) = (quadratic(torch.cat([captured, rest])) for _ in range(2))
     exact = {"max_iter": 1, "line_search": HagerZhang(decrease=0.4999, curvature=1e-6)}
-    optimizer = SketchedLBFGS([sketched.theta], source=Dense(matrix, [sketched.theta]), rank=30, refresh=2, **exact)  # type: ignore[arg-type]
-    for _ in range(3):
-        optimizer.step(sketched.closure)
-    optimizer.param_groups[0]["refresh"] = 1000
+    source = Dense(matrix, [sketched.theta])
+    optimizer = SketchedLBFGS([sketched.theta], source=source, rank=30, refresh=1000, **exact)  # type: ignore[arg-type]
     target = 1e-12 * sketched.value()
-    # Two iterations go by without a sketch, and a few more until the damping has been fitted.
+    # A few more until the damping has been fitted.
     assert iterations_on(sketched, optimizer, target) <= remaining + 7
     assert optimizer.status.refreshes == 1
     assert iterations_on(plain, SketchedLBFGS([plain.theta], **exact), target) > 25  # type: ignore[arg-type]
@@ -263,7 +262,8 @@ def test_a_constant_below_the_loss_does_not_multiply_the_sketches() -> None:
         problem = Problem(
             lambda _, constant=constant, residuals=residuals: residuals().square().sum() + constant, [0.0]
         )
-        optimizer = SketchedLBFGS(model.parameters(), source=LeastSquares(residuals, model.parameters()), max_iter=400)
+        source = LeastSquares(residuals, model.parameters())
+        optimizer = SketchedLBFGS(model.parameters(), source=source, memory="pairs", finish=None, max_iter=400)
         optimizer.step(lambda optimizer=optimizer, problem=problem: (optimizer.zero_grad(), problem.closure())[1])
         refreshes.append(optimizer.status.refreshes)
     assert refreshes[1] < 1.6 * refreshes[0]
@@ -299,12 +299,36 @@ def test_slopes_lead_on_where_torchs_search_stalls() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("interruption", [1, 2])
+@pytest.mark.parametrize("history", [5, 7, 10, 30, 50, 100])
+@pytest.mark.parametrize("odd", [False, True])
+def test_a_saved_history_of_any_length_resumes_bit_for_bit(
+    dtype: torch.dtype, interruption: int, history: int, odd: bool
+) -> None:
+    start = torch.linspace(-1, 1, 132 + odd, dtype=dtype)
+    first, second = Problem(rosenbrock, start, dtype), Problem(rosenbrock, start, dtype)
+    one, other = (SketchedLBFGS([p.theta], history_size=history, max_iter=60) for p in (first, second))
+    for _ in range(interruption):
+        one.step(first.closure)
+    file = io.BytesIO()
+    torch.save((first.theta.detach(), one.state_dict()), file)
+    theta, state = torch.load(io.BytesIO(file.getvalue()), weights_only=True)
+    second.theta.data.copy_(theta)
+    other.load_state_dict(state)
+    one.step(first.closure)
+    other.step(second.closure)
+    assert torch.equal(first.theta, second.theta)
+    assert one.status == other.status
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("interruption", [1, 3])
-def test_a_saved_run_resumes_bit_for_bit(dtype: torch.dtype, interruption: int) -> None:
+@pytest.mark.parametrize("memory", ["auto", "pairs", "dense"])
+def test_a_saved_run_resumes_bit_for_bit(memory: Any, dtype: torch.dtype, interruption: int) -> None:
     def start() -> tuple[nn.Module, SketchedLBFGS, Callable[[], Tensor]]:
         model, residuals = small_network(dtype)
         source = LeastSquares(residuals, model.parameters())
-        optimizer = SketchedLBFGS(model.parameters(), source=source, max_iter=30)
+        optimizer = SketchedLBFGS(model.parameters(), source=source, max_iter=30, memory=memory)
         return model, optimizer, closure_of(model, residuals, optimizer)
 
     model, optimizer, closure = start()
@@ -321,8 +345,11 @@ def test_a_saved_run_resumes_bit_for_bit(dtype: torch.dtype, interruption: int) 
     for _ in range(2):
         other_optimizer.step(other_closure)
     assert torch.equal(flat_params(model), flat_params(other_model))
-    assert optimizer.status == other_optimizer.status
-    assert optimizer.status.refreshes > 1
+    # The source has not been asked again if no sketch was due.
+    ours, theirs = (each.status._replace(derivative="") for each in (optimizer, other_optimizer))
+    assert ours == theirs
+    assert optimizer.status.refreshes > (memory != "dense")
+    assert optimizer.status.memory == "dense" or memory != "dense"
 
 
 def test_a_loss_that_ends_in_nan_is_backed_away_from() -> None:
@@ -359,7 +386,7 @@ def test_a_search_that_cannot_succeed_ends_and_is_not_repeated() -> None:
     assert optimizer.status.refreshes == 1
     assert problem.theta.tolist() == [1.0, 2.0]
     calls = problem.calls
-    assert calls <= 1 + 3 * HagerZhang().max_evaluations
+    assert calls <= 2 + 3 * HagerZhang().max_evaluations
     optimizer.step(misleading)
     assert problem.calls == calls + 1
 
@@ -396,7 +423,7 @@ def test_no_point_is_tried_twice_after_a_failed_search(
     # The shortest steps differ by less than a position can show.
     seen = [point for point in visited if point != pytest.approx(problem.theta.tolist(), rel=1e-12, abs=0)]
     assert len(set(seen)) == len(seen) > 10
-    assert optimizer.status.refreshes <= (good_iterations + 1 if settings["source"] else 0)
+    assert optimizer.status.refreshes <= (good_iterations + 2 if settings["source"] else 0)
 
 
 def test_after_a_dead_end_a_changed_loss_is_minimised_again() -> None:
@@ -477,6 +504,13 @@ def test_freezing_or_unfreezing_in_the_middle_is_refused(index: int) -> None:
         optimizer.step(closure)
 
 
+def test_a_fixed_interval_begins_with_a_sketch() -> None:
+    problem = Problem(rosenbrock, [-1.2, 1.0] * 10)
+    optimizer = SketchedLBFGS([problem.theta], source=problem.loss, refresh=50, max_iter=1)
+    optimizer.step(problem.closure)
+    assert optimizer.status.refreshes == 1
+
+
 def test_a_longer_history_in_the_middle_is_used() -> None:
     problem = Problem(rosenbrock, [-1.2, 1.0] * 10)
     optimizer = SketchedLBFGS([problem.theta], history_size=2)
@@ -492,7 +526,7 @@ def test_a_copy_goes_on_without_the_source() -> None:
     optimizer.step(problem.closure)
     other, duplicate = copy.deepcopy((problem, optimizer))
     assert duplicate.source is None
-    assert duplicate.status == optimizer.status
+    assert duplicate.status == optimizer.status._replace(derivative="")  # It is the source that knows.
     with pytest.warns(UserWarning, match=r"set optimizer\.source"):
         duplicate.step(other.closure)
 
@@ -530,6 +564,7 @@ def test_a_process_group_stays_with_a_deep_copy_and_is_missed_in_a_pickle() -> N
         ({"tolerance_change": None}, "tolerance_change must not be negative, got None"),
         ({"max_iter": 0}, "max_iter must be a positive integer"),
         ({"history_size": "auto"}, "history_size must be a positive integer, got 'auto'"),
+        ({"memory": "sparse"}, 'memory must be "auto", "pairs" or "dense", got \'sparse\''),
         ({"rank": -1}, "rank must be a positive integer"),
         ({"refresh": 1.5}, "refresh must be a positive integer"),
         ({"tolerance_grad": -1.0}, "tolerance_grad must not be negative"),

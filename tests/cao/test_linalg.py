@@ -6,8 +6,10 @@ from scipy.sparse.linalg import eigsh
 from torch import Tensor
 from torch_versions import has_mkldnn_precision
 
-from cao import Lanczos, SubspaceIteration, linalg
-from cao.linalg import orthonormalize, random_columns
+from cao import Lanczos, SubspaceIteration
+from cao.linalg import columns as columns_module
+from cao.linalg.columns import orthonormalize
+from cao.linalg.space import HERE
 
 SOLVERS = [SubspaceIteration, Lanczos]
 SPECTRUM = [10.0, -9.0, 8.0, -5.0, 3.0] + [0.1] * 20
@@ -20,7 +22,7 @@ def matrix_with(spectrum: list[float], dtype: torch.dtype = torch.float64, seed:
 
 
 def start(n: int, k: int, dtype: torch.dtype = torch.float64, seed: int = 1) -> Tensor:
-    return random_columns(n, k, torch.Generator().manual_seed(seed), dtype)
+    return HERE.random(n, k, torch.Generator().manual_seed(seed), dtype)
 
 
 class Counting:
@@ -99,7 +101,7 @@ def test_a_good_start_needs_a_single_sweep(solve):
 
 @pytest.mark.parametrize("solve", SOLVERS)
 def test_a_non_finite_operator_gives_non_finite_pairs_and_no_exception(solve):
-    assert not solve(3)(torch.full((6, 6), torch.nan), start(6, 2, torch.float32)).is_finite
+    assert not solve(3)(torch.full((6, 6), torch.nan), start(6, 2, torch.float32)).is_finite()
 
 
 def test_the_start_columns_are_not_written_to():
@@ -173,7 +175,7 @@ def test_a_rough_basis_is_orthonormal_to_a_thousandth_and_spans_the_columns(gap)
 def test_passes_over_blocks_of_rows_equal_one_pass(monkeypatch):
     matrix, columns = matrix_with(SPECTRUM), start(25, 3)
     whole = SubspaceIteration(5)(matrix, columns)
-    monkeypatch.setattr(linalg, "NUMBERS_AT_ONCE", 12)
+    monkeypatch.setattr(columns_module, "NUMBERS_AT_ONCE", 12)
     in_blocks = SubspaceIteration(5)(matrix, columns)
     torch.testing.assert_close(in_blocks.values, whole.values)
     torch.testing.assert_close(in_blocks.vectors.abs(), whole.vectors.abs())
@@ -195,8 +197,8 @@ def test_only_the_users_own_products_are_in_reduced_precision(solve, monkeypatch
         seen["basis"].add(tuple(backend.fp32_precision for backend in backends))
         return real(*blocks)
 
-    real = linalg.row_pieces
-    monkeypatch.setattr(linalg, "row_pieces", noted)
+    real = columns_module.row_pieces
+    monkeypatch.setattr(columns_module, "row_pieces", noted)
     try:
         torch.set_float32_matmul_precision("high")
         solve(2)(Operator(), start(25, 3, torch.float32))
@@ -221,3 +223,8 @@ def test_an_operator_may_carry_a_graph(solve):
     assert pairs.values.tolist() == pytest.approx([5.0, 2.0], rel=1e-4)
     assert not pairs.values.requires_grad
     assert not pairs.vectors.requires_grad
+
+
+def test_subspace_iteration_refuses_to_look_for_both_ends():
+    with pytest.raises(ValueError, match='got "both-ends"; use Lanczos'):
+        SubspaceIteration(which="both-ends")

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from cao.line_search import HagerZhang, Point
+from cao.quasi_newton.line_search import HagerZhang, Point
 
 Function = Callable[[float], tuple[float, float]]
 

@@ -1,3 +1,4 @@
+import warnings
 from collections.abc import Callable
 
 import pytest
@@ -81,3 +82,56 @@ def test_a_gradient_scaler_and_accumulation_by_hand_take_the_steps_of_neither():
             scaler.update()
         ends.append(problem.theta)
     torch.testing.assert_close(*ends, rtol=1e-10, atol=1e-12)
+
+
+def first_step(in_graph: float, in_gradient: float, clip: float | None = None, **settings: float) -> list[str]:
+    """Refresh from a loss times one factor, step on the gradient of another multiple, and return the warnings."""
+    model = smooth_network()
+    optimizer = CAO(model.parameters(), 1e-3, rank=1, **settings)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            loss = in_graph * loss_of(model, batch())
+            optimizer.refresh(loss)
+            (in_gradient / in_graph * loss).backward()
+            if clip is not None:
+                torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
+            optimizer.step()
+            optimizer.zero_grad()
+    return [str(each.message) for each in caught if "refresh_if_due" in str(each.message)]
+
+
+@pytest.mark.parametrize(("in_graph", "in_gradient", "scale"), [(65536.0, 1.0, "65536"), (0.25, 1.0, "0.25")])
+def test_a_loss_that_was_scaled_without_saying_so_is_noticed_once_with_its_factor(in_graph, in_gradient, scale):
+    (message,) = first_step(in_graph, in_gradient)
+    assert f"scale={scale} if none was given" in message
+    assert "clipped" not in message
+
+
+def test_a_gradient_that_is_that_of_the_loss_is_not_talked_about():
+    assert first_step(1.0, 1.0) == first_step(1.0, 1.5) == []
+
+
+def test_clipping_is_named_where_it_explains_the_shorter_gradient():
+    (message,) = first_step(1.0, 1.0, clip=0.1)
+    assert "clipped at a norm of 0.1, nothing is wrong" in message
+
+
+def test_the_gradient_of_another_batch_is_not_taken_for_a_multiple():
+    model = smooth_network()
+    optimizer = CAO(model.parameters(), 1e-3, rank=1)
+    loss = loss_of(model, batch(seed=0)) / 4
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        optimizer.refresh(loss)
+        (loss + sum(loss_of(model, batch(seed=seed)) / 4 for seed in (1, 2, 3))).backward()
+        optimizer.step()
+
+
+def test_small_parameters_before_large_ones_are_compared_with_their_own_gradients():
+    small, large = (torch.linspace(1, 2, size, requires_grad=True) for size in (3, 20_000))
+    optimizer = CAO([small, large], 1e-3, rank=1)
+    optimizer.refresh(256 * (small.square().sum() + large.square().sum()))
+    (small.square().sum() + large.square().sum()).backward()
+    with pytest.warns(UserWarning, match="scale=256 if none was given"):
+        optimizer.step()

@@ -70,19 +70,3 @@ def test_a_step_never_waits_for_the_device(settings):
         float(torch.ones(()))
         optimizer.step()
     assert reads.count == 1, "only our own"
-
-
-@pytest.mark.parametrize("rank", [0, 2])
-def test_a_step_may_be_skipped_instead(rank):
-    problem = Quadratic(sizes=(2, 4))
-    optimizer = CAO(problem.params, 0.01, rank=rank, damping=0.5, momentum=0.9, skip_non_finite=True)
-    descend(problem, optimizer, 2)
-    before, buffers = problem.theta, [optimizer.state[p]["momentum_buffer"].clone() for p in problem.params]
-    problem.loss().backward()
-    problem.params[0].grad[1] = torch.nan
-    optimizer.step()
-    assert torch.equal(problem.theta, before)
-    assert all(
-        torch.equal(optimizer.state[p]["momentum_buffer"], b) for p, b in zip(problem.params, buffers, strict=True)
-    )
-    assert (optimizer.counters.non_finite_steps, optimizer.counters.steps) == (1, 2)

@@ -10,6 +10,7 @@ from small_models import (
     dense_hessian,
     dense_preconditioner,
     descend,
+    fixed,
     flat,
     flat_params,
     loss_of,
@@ -41,7 +42,7 @@ def test_frozen_parameters_stay_and_the_others_have_the_curvature_of_their_block
     gradient = flat(torch.autograd.grad(loss_of(model, data), list(model[2].parameters())))
     model[0].requires_grad_(False)
     frozen, before = flat_params(model[0]), flat_params(model[2])
-    train(model, CAO.paper(model.parameters(), 0.1, rank=2, **EXACT), [data])
+    train(model, fixed(model.parameters(), 0.1, rank=2, **EXACT), [data])
     assert torch.equal(flat_params(model[0]), frozen)
     expected = before - 0.1 * dense_preconditioner(matrix, 2, 0.1) @ gradient
     torch.testing.assert_close(flat_params(model[2]), expected, rtol=1e-8, atol=1e-10)
@@ -49,7 +50,7 @@ def test_frozen_parameters_stay_and_the_others_have_the_curvature_of_their_block
 
 def test_a_parameter_that_was_frozen_at_the_last_refresh_is_left_to_the_complement():
     problem = Quadratic(sizes=(2, 4))
-    optimizer = CAO.paper(problem.params, 0.1, rank=4, refresh_every=1, damping=0.5)
+    optimizer = fixed(problem.params, 0.1, rank=4, refresh_every=1, damping=0.5)
     descend(problem, optimizer, 1)
     problem.params[0].requires_grad_(False)
     optimizer.refresh_if_due(problem.loss())
@@ -64,15 +65,15 @@ def test_a_parameter_that_was_frozen_at_the_last_refresh_is_left_to_the_compleme
 def test_parameters_that_the_loss_does_not_use_stay_where_they_are():
     problem, unused = Quadratic(), torch.ones(4, dtype=torch.float64, requires_grad=True)
     reference = Quadratic()
-    ours = descend(problem, CAO.paper([unused, *problem.params], 0.1, rank=2, weight_decay=0.1, **EXACT), 4)
-    theirs = descend(reference, CAO.paper(reference.params, 0.1, rank=2, weight_decay=0.1, **EXACT), 4)
+    ours = descend(problem, fixed([unused, *problem.params], 0.1, rank=2, weight_decay=0.1, **EXACT), 4)
+    theirs = descend(reference, fixed(reference.params, 0.1, rank=2, weight_decay=0.1, **EXACT), 4)
     torch.testing.assert_close(ours, theirs, rtol=1e-8, atol=1e-10)
     assert unused.tolist() == [1.0] * 4
 
 
 def test_a_parameter_without_a_gradient_does_not_move_and_the_others_do():
     problem = Quadratic(sizes=(2, 4))
-    optimizer = CAO.paper(problem.params, 0.1, rank=6, damping=0.5, momentum=0.9, weight_decay=0.1)
+    optimizer = fixed(problem.params, 0.1, rank=6, damping=0.5, momentum=0.9, weight_decay=0.1)
     descend(problem, optimizer, 2)
     before = problem.theta
     problem.loss().backward()
@@ -94,7 +95,7 @@ def test_shared_parameters_count_once():
 
     model, data = seeded(Tied), batch()
     expected = expected_step(model, data, 0.1, 3)
-    train(model, CAO.paper(model.parameters(), 0.1, rank=3, **EXACT), [data])
+    train(model, fixed(model.parameters(), 0.1, rank=3, **EXACT), [data])
     torch.testing.assert_close(flat_params(model), expected, rtol=1e-8, atol=1e-10)
 
 
@@ -107,9 +108,7 @@ def test_channels_last_takes_the_steps_of_contiguous_parameters():
     for memory_format in (torch.contiguous_format, torch.channels_last):
         model = seeded(image_network).to(memory_format=memory_format)
         inputs = data[0].to(memory_format=memory_format)
-        optimizer = CAO.paper(
-            model.parameters(), 0.05, rank=3, refresh_every=2, momentum=0.5, max_update_norm=0.5, **EXACT
-        )
+        optimizer = fixed(model.parameters(), 0.05, rank=3, refresh_every=2, momentum=0.5, max_update_norm=0.5, **EXACT)
         train(model, optimizer, [(inputs, data[1])] * 5)
         ends.append(flat_params(model))
     assert model[0].weight.is_contiguous(memory_format=torch.channels_last)
@@ -119,7 +118,7 @@ def test_channels_last_takes_the_steps_of_contiguous_parameters():
 def test_bfloat16_parameters_have_a_float32_sketch_near_the_true_one():
     model = smooth_network(torch.bfloat16)
     data = batch(64, dtype=torch.bfloat16)
-    optimizer = CAO.paper(model.parameters(), 0.05, rank=2, power_iterations=20)
+    optimizer = fixed(model.parameters(), 0.05, rank=2, power_iterations=20)
     train(model, optimizer, [data])
     reference = smooth_network()
     values, _ = top_sketch(dense_hessian(reference, batch(64)), 2)
@@ -132,7 +131,7 @@ def test_bfloat16_parameters_have_a_float32_sketch_near_the_true_one():
 def test_parameters_of_several_precisions_share_one_sketch(settings):
     torch.manual_seed(0)
     model = nn.ModuleList([nn.Linear(3, 3), nn.Linear(3, 2).double(), nn.Linear(2, 2).bfloat16()])
-    optimizer = CAO.paper(model.parameters(), 0.01, rank=2, damping=1.0, **settings)
+    optimizer = fixed(model.parameters(), 0.01, rank=2, damping=1.0, **settings)
     losses = []
     for _ in range(5):
         hidden = model[1](model[0](batch(dtype=torch.float32)[0]).tanh().double())
@@ -146,7 +145,7 @@ def test_autocast_finds_nearly_the_curvature_of_full_precision():
     values = []
     for enabled in (False, True):
         model, data = smooth_network(torch.float32), batch(64, dtype=torch.float32)
-        optimizer = CAO.paper(model.parameters(), 0.1, rank=2, power_iterations=20)
+        optimizer = fixed(model.parameters(), 0.1, rank=2, power_iterations=20)
         with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
             loss = loss_of(model, data)
             step_on(loss, optimizer)
@@ -159,7 +158,7 @@ def test_autocast_finds_nearly_the_curvature_of_full_precision():
 def test_autocast_may_surround_a_function_or_an_operator(kind):
     model, data = smooth_network(torch.float32), batch(64, dtype=torch.float32)
     operator = GaussNewton(model, data[0], lambda outputs: cross_entropy(outputs, data[1]))
-    optimizer = CAO.paper(model.parameters(), 0.1, power_iterations=20)
+    optimizer = fixed(model.parameters(), 0.1, power_iterations=20)
     with torch.autocast("cpu", torch.bfloat16):
         loss = loss_of(model, data)
         optimizer.refresh_if_due(operator if kind == "gauss-newton" else lambda: loss_of(model, data))
@@ -172,7 +171,7 @@ def test_a_gradient_scaler_changes_nothing():
     ends = []
     for enabled in (True, False):
         problem = Quadratic()
-        optimizer = CAO.paper(problem.params, 0.02, rank=2, refresh_every=2, damping=0.5)
+        optimizer = fixed(problem.params, 0.02, rank=2, refresh_every=2, damping=0.5)
         scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, enabled=enabled)
         for _ in range(6):
             loss = problem.loss()
@@ -190,7 +189,7 @@ def test_a_gradient_scaler_changes_nothing():
 def test_accumulated_gradients_take_the_step_of_the_whole_batch():
     model, data = smooth_network(), batch(8)
     expected = expected_step(model, data, 0.1, 2)
-    optimizer = CAO.paper(model.parameters(), 0.1, rank=2, **EXACT)
+    optimizer = fixed(model.parameters(), 0.1, rank=2, **EXACT)
     optimizer.refresh_if_due(partial(loss_of, model, data))
     for inputs, labels in zip(data[0].split(4), data[1].split(4), strict=True):
         loss = loss_of(model, (inputs, labels))
@@ -204,7 +203,7 @@ def test_a_non_reentrant_checkpoint_changes_nothing():
     ends = []
     for is_checkpointed in (True, False):
         model, data = noisy_network(), batch()
-        optimizer = CAO.paper(model.parameters(), 0.1, rank=2)
+        optimizer = fixed(model.parameters(), 0.1, rank=2)
         torch.manual_seed(3)
         outputs = checkpoint(model, data[0], use_reentrant=False) if is_checkpointed else model(data[0])
         step_on(cross_entropy(outputs, data[1]), optimizer)
@@ -214,7 +213,7 @@ def test_a_non_reentrant_checkpoint_changes_nothing():
 
 def test_a_refresh_of_a_checkpointed_graph_leaves_batch_norm_alone():
     model, data = noisy_network(), batch()
-    optimizer = CAO.paper(model.parameters(), 0.1)
+    optimizer = fixed(model.parameters(), 0.1)
     loss = cross_entropy(checkpoint(model, data[0], use_reentrant=False), data[1])
     before = {name: buffer.clone() for name, buffer in model.named_buffers()}
     optimizer.refresh(loss)
@@ -241,15 +240,15 @@ def test_rank_0_is_sgd_bit_for_bit_in_several_precisions(momentum):
 
 def test_a_group_added_before_the_first_refresh_is_part_of_the_sketch():
     problem, reference = Quadratic(sizes=(2, 4)), Quadratic(sizes=(2, 4))
-    optimizer = CAO.paper(problem.params[:1], 0.1, rank=2, damping=0.5, **EXACT)
+    optimizer = fixed(problem.params[:1], 0.1, rank=2, damping=0.5, **EXACT)
     optimizer.add_param_group({"params": problem.params[1:]})
-    other = CAO.paper(reference.params, 0.1, rank=2, damping=0.5, **EXACT)
+    other = fixed(reference.params, 0.1, rank=2, damping=0.5, **EXACT)
     torch.testing.assert_close(descend(problem, optimizer, 4), descend(reference, other, 4))
 
 
 def test_a_group_added_later_takes_first_order_steps_until_the_next_refresh():
     problem = Quadratic(sizes=(2, 4))
-    optimizer = CAO.paper(problem.params[:1], 1e-3, rank=2, refresh_every=2, damping=0.5)
+    optimizer = fixed(problem.params[:1], 1e-3, rank=2, refresh_every=2, damping=0.5)
     descend(problem, optimizer, 1)
     optimizer.add_param_group({"params": problem.params[1:]})
     before = problem.theta
@@ -263,7 +262,7 @@ def test_a_group_added_later_takes_first_order_steps_until_the_next_refresh():
 @pytest.mark.parametrize("settings", [{}, {"damping": "auto"}])
 def test_a_loss_without_curvature_takes_first_order_steps(eigensolver, settings):
     param = torch.zeros(5, dtype=torch.float64, requires_grad=True)
-    optimizer = CAO.paper([param], 0.1, rank=2, eigensolver=eigensolver, **{"damping": 1.0, **settings})
+    optimizer = fixed([param], 0.1, rank=2, eigensolver=eigensolver, **{"damping": 1.0, **settings})
     step_on((param * torch.arange(5)).sum(), optimizer)
     torch.testing.assert_close(param.detach(), -0.1 * torch.arange(5, dtype=torch.float64))
     assert optimizer.sketch.values == [0.0, 0.0]
@@ -275,7 +274,7 @@ def test_a_thousand_small_tensors_take_the_steps_of_one_vector():
     ends = []
     for pieces in (1, 1000):
         params = [piece.clone().requires_grad_() for piece in torch.ones(1000, dtype=torch.float64).chunk(pieces)]
-        optimizer = CAO.paper(params, 0.1, rank=3, power_iterations=10, max_update_norm=50.0, momentum=0.5)
+        optimizer = fixed(params, 0.1, rank=3, power_iterations=10, max_update_norm=50.0, momentum=0.5)
         for _ in range(2):
             step_on((rows * torch.cat(params).cos()).sum(), optimizer)
         ends.append(flat(params))
@@ -284,7 +283,7 @@ def test_a_thousand_small_tensors_take_the_steps_of_one_vector():
 
 def test_scalar_and_empty_parameters_are_welcome():
     scalar, empty = (torch.full(size, 2.0, dtype=torch.float64, requires_grad=True) for size in ((), (0,)))
-    optimizer = CAO.paper([scalar, empty], 1.0, damping=1e-3, max_update_norm=10.0)
+    optimizer = fixed([scalar, empty], 1.0, damping=1e-3, max_update_norm=10.0)
     step_on(3 * scalar**2 + empty.sum(), optimizer)
     assert scalar.item() == pytest.approx(2.0 * (1 - 6 / 6.001), abs=1e-9)
 
@@ -293,7 +292,7 @@ def test_scalar_and_empty_parameters_are_welcome():
 def test_an_lstm_trains(kind):
     model, data = seeded(Recurrent), batch(8, 5, 3)
     operator = GaussNewton(model, data[0], lambda outputs: cross_entropy(outputs, data[1]))
-    optimizer = CAO.paper(model.parameters(), 0.1, rank=2, refresh_every=3, damping=0.5)
+    optimizer = fixed(model.parameters(), 0.1, rank=2, refresh_every=3, damping=0.5)
     losses = []
     for _ in range(10):
         loss = loss_of(model, data)
@@ -307,7 +306,7 @@ def test_an_lstm_trains(kind):
 
 def test_hooks_around_the_step_are_called():
     problem, calls = Quadratic(), []
-    optimizer = CAO.paper(problem.params, 1e-3)
+    optimizer = fixed(problem.params, 1e-3)
     optimizer.register_step_pre_hook(lambda *_: calls.append("before"))
     optimizer.register_step_post_hook(lambda *_: calls.append("after"))
     descend(problem, optimizer, 1)

@@ -5,32 +5,34 @@ from typing import get_args
 
 import pytest
 import torch
-from small_models import Quadratic, descend
+from small_models import Quadratic, descend, fixed
+from torch import Tensor
 
-from cao import CAO, Every, Fixed, FromSpectrum, Lanczos, SubspaceIteration
-from cao.eigensolvers import SOLVERS, SolverName
-from cao.linalg import Eigenpairs
-from cao.policies.damping import DAMPINGS, DampingName
-from cao.policies.rank import RANKS, RankName
-from cao.policies.refresh import REFRESHES, Look, RefreshName, Track
-from cao.saving import plain, restored
+from cao import AtTheEdge, Eigenpairs, Every, Fixed, Lanczos, SubspaceIteration
+from cao.linalg.eigensolvers import SOLVERS, SolverName, solved
+from cao.linalg.shards import SpreadSpace
+from cao.linalg.symmetric import SymmetricOperator
+from cao.rules.damping import DAMPINGS, DampingName
+from cao.rules.rank import RANKS, RankName
+from cao.rules.refresh import REFRESHES, Look, RefreshName, Track
+from cao.state import plain, restored
 
 
 @pytest.mark.parametrize(
     ("shorthand", "values"),
     [
         ({"damping": 0.3}, {"damping": Fixed(0.3)}),
-        ({"damping": "auto"}, {"damping": FromSpectrum()}),
+        ({"damping": "auto"}, {"damping": AtTheEdge()}),
         ({"refresh_every": 2}, {"refresh_every": Every(2)}),
         ({"eigensolver": "lanczos", "power_iterations": 4}, {"eigensolver": Lanczos(4)}),
-        ({"power_iterations": 2, "tolerance": 0.1}, {"eigensolver": SubspaceIteration(2, 0.1)}),
+        ({"power_iterations": 2}, {"eigensolver": SubspaceIteration(2)}),
     ],
 )
 def test_a_shorthand_takes_the_steps_of_what_it_stands_for(shorthand, values):
     ends = []
     for settings in (shorthand, values):
         problem = Quadratic()
-        ends.append(descend(problem, CAO.paper(problem.params, 0.02, rank=2, **settings), 5))
+        ends.append(descend(problem, fixed(problem.params, 0.02, rank=2, **settings), 5))
     assert torch.equal(*ends)
 
 
@@ -44,15 +46,30 @@ def test_a_type_checker_knows_every_word_for_a_rule(names, words):
 
 def test_policies_are_saved_as_plain_data_and_come_back():
     problem, other = Quadratic(), Quadratic()
-    settings = {"damping": FromSpectrum(products=2), "refresh_every": Every(3), "eigensolver": Lanczos(2)}
-    optimizer = CAO.paper(problem.params, 0.1, rank=2, **settings)
+    settings = {"damping": AtTheEdge(safety=0.25), "refresh_every": Every(3), "eigensolver": Lanczos(2)}
+    optimizer = fixed(problem.params, 0.1, rank=2, **settings)
     descend(problem, optimizer, 2)
     file = io.BytesIO()
     torch.save(optimizer.state_dict(), file)
     file.seek(0)
-    resumed = CAO.paper(other.params, 0.5)
+    resumed = fixed(other.params, 0.5)
     resumed.load_state_dict(torch.load(file, weights_only=True))
     assert {name: resumed.param_groups[0][name] for name in settings} == settings
+
+
+def of_a_user(operator: SymmetricOperator, start: Tensor, *, overwrite_start: bool = False) -> Eigenpairs:
+    """Find eigenpairs as a solver that knows no space."""
+    return Lanczos(3)(operator, start)
+
+
+def test_a_solver_that_takes_no_space_serves_one_process_and_is_refused_where_parameters_are_spread():
+    ends = []
+    for solver in (of_a_user, Lanczos(3)):
+        problem = Quadratic()
+        ends.append(descend(problem, fixed(problem.params, 0.02, rank=2, eigensolver=solver), 5))
+    assert torch.equal(*ends)
+    with pytest.raises(ValueError, match="need an eigensolver that takes space=, got <function of_a_user"):
+        solved(of_a_user, torch.eye(3), torch.ones(3, 1), SpreadSpace([], mesh="two processes"))
 
 
 @dataclass(frozen=True)
@@ -74,7 +91,7 @@ class Late:
 
 def test_a_rule_of_a_users_own_needs_no_change_to_the_library():
     problem = Quadratic()
-    optimizer = CAO.paper(problem.params, 1e-3, refresh_every=Late())
+    optimizer = fixed(problem.params, 1e-3, refresh_every=Late())
     descend(problem, optimizer, 9)
     assert optimizer.counters.refreshes == 3
 
@@ -83,26 +100,3 @@ def test_an_unknown_policy_in_a_state_dict_is_named():
     with pytest.raises(ValueError, match="names the policy 'Clairvoyant', which this version does not have"):
         restored({"policy": "Clairvoyant"})
     assert plain(0.3) == restored(0.3) == 0.3
-
-
-@pytest.mark.parametrize("rank", [1, 3])
-def test_automatic_damping_measures_the_curvature_that_the_sketch_has_missed(rank):
-    matrix = torch.diag(torch.tensor([9.0, 8.0, 7.0, 6.0, 5.0, 4.0], dtype=torch.float64))
-    solve = Lanczos(30)
-    exact = solve(matrix, torch.ones(6, rank, dtype=torch.float64) + torch.eye(6, rank, dtype=torch.float64))
-    wrong = torch.eye(6, dtype=torch.float64)[:, -rank:]
-    pairs = type(exact)(torch.full((rank,), 1e-3).double(), wrong, torch.zeros(rank).double())
-    damping, products = FromSpectrum(products=5).at_refresh(pairs, rank, matrix, weight_decay=0.5)
-    assert damping == pytest.approx(9.5, rel=0.05)
-    assert 1 <= products <= 5
-
-
-def test_automatic_damping_is_stable_at_a_rate_of_1_though_all_residuals_point_one_way():
-    # Four Ritz pairs of 0.01, each with a residual of 1 along the same direction, which has a curvature of 1 itself.
-    hessian = 0.01 * torch.eye(5, dtype=torch.float64)
-    hessian[4], hessian[:, 4] = 1.0, 1.0
-    vectors, values = torch.eye(5, 4, dtype=torch.float64), torch.full((4,), 0.01, dtype=torch.float64)
-    residuals = (hessian @ vectors - vectors * values).norm(dim=0)
-    damping, _ = FromSpectrum().at_refresh(Eigenpairs(values, vectors, residuals), 4, hessian, weight_decay=0.0)
-    inverse = torch.linalg.inv(vectors @ torch.diag(values) @ vectors.T + damping * torch.eye(5, dtype=torch.float64))
-    assert torch.linalg.eigvals(inverse @ hessian).abs().max() < 2

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 import torch.multiprocessing as mp
-from ranks_in_trouble import CASES, SETTINGS, STEPS, WORLD, run_rank, share
+from ranks_in_trouble import CASES, SETTINGS, STEPS, WORLD, run_rank, share, warm_up
 from small_models import batch, flat_params, loss_of, smooth_network, train
 from torch import nn
 
@@ -58,8 +58,10 @@ def test_a_static_graph_goes_on_synchronising_gradients_after_a_refresh(director
 )
 def test_a_static_graph_takes_the_steps_of_one_process_on_the_joined_batch(directory, kind, warmup):
     model = smooth_network()
-    optimizer = CAO(model.parameters(), 0.1, **SETTINGS, warmup_steps=warmup)
-    train(model, optimizer, [batch(16, seed=seed) for seed in range(STEPS)])
+    optimizer = CAO(model.parameters(), 0.1, **SETTINGS)
+    for step in range(STEPS):
+        warm_up(optimizer, is_over=step >= warmup)
+        train(model, optimizer, [batch(16, seed=step)])
     _, end, _ = outcomes(directory, f"static {kind} {warmup} smooth_network")[0]
     torch.testing.assert_close(end, flat_params(model), rtol=1e-8, atol=1e-10)
 

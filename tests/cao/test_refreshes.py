@@ -7,18 +7,19 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from cao.linearized import ExplicitLinearized
-from cao.refreshes import (
+from cao.curvature.linearized import ExplicitLinearized
+from cao.sketch.paying import (
     LARGEST_EXPLICIT_RANK,
     LARGEST_RANK,
     eigenpairs,
     first_price,
+    has_settled,
     has_slowed,
     is_affordable,
     next_rank,
     start_columns,
     within_reach,
-)  # fmt: skip
+)
 
 
 def best_cycle(rate: float, fading: float, price: float) -> int:
@@ -67,6 +68,21 @@ def test_a_trace_that_is_cut_decides_as_a_whole_one_does(price: float) -> None:
     assert len(cut) <= price / 2 + 3
 
 
+@pytest.mark.parametrize("losses", [(3, -1, 2), (3, 1, -2), (-3, 1, 2), (1, 0, 1), (3, -1, -2)])
+def test_a_loss_that_changes_its_sign_is_compared_by_itself(losses: tuple[float, ...]) -> None:
+    trace = [[float(10 * index), float(value)] for index, value in enumerate(losses)]
+    recent, average = (losses[1] - losses[2]) / 10, (losses[0] - losses[2]) / (20 + 10.0)
+    assert has_slowed(trace, 10.0) == (recent < average)
+
+
+def test_no_two_seeds_share_a_stream() -> None:
+    columns = {
+        (seed, count): start_columns(None, torch.zeros(5), 2, seed, count) for seed in (0, 1) for count in (0, 1)
+    }
+    sums = {float(block.sum()) for block in columns.values()}
+    assert len(sums) == 4
+
+
 def test_sketches_may_take_half_of_the_whole_cost() -> None:
     assert is_affordable(0.0, 0)
     assert is_affordable(100.0, 100)
@@ -74,7 +90,7 @@ def test_sketches_may_take_half_of_the_whole_cost() -> None:
 
 
 def test_the_rank_covers_what_lies_above_the_damping_with_a_reserve() -> None:
-    products, explicit = Diagonal(), ExplicitLinearized(torch.eye(3), [torch.zeros(3)])
+    products, explicit = Diagonal(), ExplicitLinearized(torch.eye(3), torch.zeros(3), [torch.zeros(3)])
     values = torch.logspace(2, -7, 10)
     assert next_rank(products, values, 0.5) == 3 * 3 // 2 + 8
     assert next_rank(products, torch.ones(60), 0.5) == LARGEST_RANK
@@ -85,12 +101,12 @@ def test_the_rank_covers_what_lies_above_the_damping_with_a_reserve() -> None:
 
 def test_start_columns_are_the_known_vectors_and_random_ones() -> None:
     known = torch.eye(5)[:2]
-    columns = start_columns(known, torch.zeros(5), 4, seed=1)
+    columns = start_columns(known, torch.zeros(5), 4, 1)
     assert torch.equal(columns[:, :2], known.T)
     assert columns[:, 2:].norm() > 0
-    assert torch.equal(columns, start_columns(known, torch.zeros(5), 4, seed=1))
-    assert start_columns(known, torch.zeros(5), 1, seed=1).shape == (5, 1)
-    assert start_columns(None, torch.zeros(5), 9, seed=1).shape == (5, 5)
+    assert torch.equal(columns, start_columns(known, torch.zeros(5), 4, 1))
+    assert start_columns(known, torch.zeros(5), 1, 1).shape == (5, 1)
+    assert start_columns(None, torch.zeros(5), 9, 1).shape == (5, 5)
 
 
 class Diagonal:
@@ -103,7 +119,7 @@ class Diagonal:
 
 
 def test_products_of_any_operator_are_billed() -> None:
-    start = start_columns(None, torch.zeros(5, dtype=torch.float64), 5, seed=0)
+    start = start_columns(None, torch.zeros(5, dtype=torch.float64), 5, 0)
     pairs, price = eigenpairs(Diagonal(), start, None)
     assert pairs.values.tolist() == pytest.approx([8, 4, 2, 1, 0], abs=1e-9)
     assert price == 1.25 * pairs.products == 12.5 == first_price(Diagonal(), "auto", 5)
@@ -112,7 +128,17 @@ def test_products_of_any_operator_are_billed() -> None:
 def test_a_jacobian_is_billed_by_the_residuals_of_a_point() -> None:
     jacobian = torch.diag(torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64))
     for per_point, expected in ((1, 10), (3, 30)):
-        operator = ExplicitLinearized(jacobian, [torch.zeros(3, dtype=torch.float64)], per_point)
+        operator = ExplicitLinearized(jacobian, jacobian[:, 0], [torch.zeros(3, dtype=torch.float64)], per_point)
         pairs, price = eigenpairs(operator, torch.eye(3, dtype=torch.float64), None)
         assert pairs.values.tolist() == pytest.approx([18, 8, 2])
         assert price == expected
+
+
+@pytest.mark.parametrize("window", [20.0, 300.0])
+@pytest.mark.parametrize(("decades", "settles"), [(0.9, True), (1.1, False)])
+def test_sketches_have_settled_when_the_loss_falls_by_less_than_ten_within_the_window(
+    decades: float, settles: bool, window: float
+) -> None:
+    landmarks = [[cost, 10 ** (-decades * cost / window)] for cost in range(1000)]
+    assert not any(has_settled(landmarks[:end], window) for end in range(1, int(window) + 1))
+    assert has_settled(landmarks, window) == settles

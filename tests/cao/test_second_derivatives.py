@@ -6,16 +6,16 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from small_models import batch, dense_hessian, flat_params, loss_of, seeded, smooth_network
+from small_models import batch, dense_hessian, fixed, flat_params, loss_of, seeded, smooth_network
 from torch import Tensor, nn
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import cross_entropy
 from torch.nn.utils import parametrizations, weight_norm
 
-from cao import CAO, GaussNewton, Hessian
+from cao import GaussNewton, Hessian
 from cao.autograd.derivatives import NoSecondDerivativeError, with_way_out
-from cao.operators import SymmetryProbe
+from cao.curvature.operators import SymmetryProbe
 
 
 class Fourth(Function):
@@ -85,12 +85,12 @@ def test_a_function_marked_once_differentiable_is_refused_by_name(after, is_func
         return after(Fourth.apply(theta)) + theta.square().sum() / 2
 
     with pytest.raises(RuntimeError, match=r"no second derivative \(FourthBackward is marked @once_diff.*GaussNewton"):
-        CAO.paper([theta], 0.1).refresh(loss if is_function else loss())
+        fixed([theta], 0.1).refresh(loss if is_function else loss())
 
 
 def test_a_layer_that_leads_to_no_parameter_of_ours_is_no_obstacle():
     ours, theirs = torch.ones(2, dtype=torch.float64).requires_grad_(), torch.ones(2).requires_grad_()
-    optimizer = CAO.paper([ours], 0.1)
+    optimizer = fixed([ours], 0.1)
     optimizer.refresh((ours * Fourth.apply(theirs)).square().sum())
     assert optimizer.sketch.values == pytest.approx([2.0])
 
@@ -101,7 +101,7 @@ def test_a_layer_that_leads_to_no_parameter_of_ours_is_no_obstacle():
 def test_weight_normalisation_is_refused_because_torch_differentiates_it_wrongly(wrap, dim):
     model, data = wrap(seeded(lambda: nn.Linear(3, 2)), dim=dim), batch()
     with pytest.raises(RuntimeError, match=r"weight_norm takes the norm for a constant.*GaussNewton"):
-        CAO.paper(model.parameters(), 0.1).refresh(loss_of(model, data))
+        fixed(model.parameters(), 0.1).refresh(loss_of(model, data))
 
 
 @pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning")
@@ -188,7 +188,7 @@ def test_two_blocks_in_a_row_tell_a_true_hessian_from_a_broken_one(width):
 @pytest.mark.parametrize("eigensolver", ["subspace", "lanczos"])
 def test_a_hessian_that_is_not_symmetric_warns_once_with_the_figure_and_names_gauss_newton(rank, eigensolver):
     model, data = network(Kernel.apply), batch()
-    optimizer = CAO.paper(model.parameters(), 0.1, rank=rank, eigensolver=eigensolver)
+    optimizer = fixed(model.parameters(), 0.1, rank=rank, eigensolver=eigensolver)
     with pytest.warns(UserWarning, match=r"symmetric.*0\.\d+.*GaussNewton"):
         optimizer.refresh(loss_of(model, data))
     with warnings.catch_warnings():
@@ -202,7 +202,7 @@ def test_a_true_hessian_never_warns(rank, dtype):
     model, data = smooth_network(dtype), batch(dtype=dtype)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        CAO.paper(model.parameters(), 0.1, rank=rank).refresh(loss_of(model, data))
+        fixed(model.parameters(), 0.1, rank=rank).refresh(loss_of(model, data))
 
 
 def test_a_backward_pass_that_detaches_what_it_saved_costs_the_hessian_a_symmetric_part():
@@ -233,3 +233,30 @@ def test_the_refusal_of_a_compiled_backward_pass_that_gave_its_buffers_away_name
     error = with_way_out(RuntimeError("This backward function was compiled with non-empty donated buffers"))
     assert isinstance(error, NoSecondDerivativeError)
     assert re.search(r"no second derivative .*donated buffers.*uncompiled model", str(error))
+
+
+class Cube(Function):
+    """x³, by operations that can be differentiated again."""
+
+    @staticmethod
+    def forward(ctx, inputs):
+        ctx.save_for_backward(inputs)
+        return inputs**3
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return 3 * ctx.saved_tensors[0] ** 2 * gradient
+
+
+def test_the_graph_of_a_loss_is_walked_once_however_many_products_follow(monkeypatch):
+    """A walk asks every node for its name."""
+    asked = []
+    monkeypatch.setattr(Cube._backward_cls, "name", lambda _node: asked.append(1) or "Cube", raising=False)
+    theta = torch.ones(3, dtype=torch.float64, requires_grad=True)
+    hessian = Hessian(Cube.apply(theta).sum(), [theta])
+    counts = []
+    for _ in range(4):
+        torch.testing.assert_close(hessian @ torch.eye(3, dtype=torch.float64), 6 * torch.eye(3, dtype=torch.float64))
+        counts.append(len(asked))
+    assert counts[0] > 0
+    assert counts == [counts[0]] * 4

@@ -121,7 +121,7 @@ def test_a_spectrum_without_spread_is_no_trouble(matrix: Tensor) -> None:
 def test_non_finite_products_end_the_search_at_once() -> None:
     pairs = top_eigenpairs(torch.full((50, 50), torch.nan), 3)
     assert pairs.products == 1
-    assert not pairs.is_finite
+    assert not pairs.is_finite()
 
 
 def test_trace_of_a_small_matrix_is_exact() -> None:

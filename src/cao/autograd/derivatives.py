@@ -3,13 +3,15 @@
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import Node, get_gradient_edge
 from torch.nn.parallel import DistributedDataParallel
+
+from cao.threads import process_wide
 
 Gradient: TypeAlias = Sequence[Tensor | None]
 
@@ -26,10 +28,49 @@ class NoSecondDerivativeError(RuntimeError):
         )
 
 
-def gradient_graph(loss: Tensor, params: Sequence[Tensor]) -> Gradient:
+class Graph:
+    """The nodes behind some outputs, walked through once, when they are first asked for."""
+
+    def __init__(self, outputs: Gradient) -> None:
+        self.roots = [output.grad_fn for output in outputs if output is not None and output.grad_fn is not None]
+
+    @cached_property
+    def parents(self) -> dict[Node, list[Node]]:
+        """Every node of the graph with the nodes that lead to it."""
+        parents: dict[Node, list[Node]] = {root: [] for root in self.roots}
+        pending = list(parents)
+        while pending:
+            node = pending.pop()
+            for following, _ in node.next_functions:
+                if following is None:
+                    continue
+                if following not in parents:
+                    parents[following] = []
+                    pending.append(following)
+                parents[following].append(node)
+        return parents
+
+    def named(self, name: str) -> list[Any]:
+        """Return the nodes of this name."""
+        return [node for node in self.parents if node.name() == name]
+
+    @property
+    def has_reentrant_checkpoint(self) -> bool:
+        """Whether a reentrant checkpoint stands anywhere in the graph."""
+        return bool(self.named("CheckpointFunctionBackward"))
+
+    @cached_property
+    def replicas(self) -> list[DistributedDataParallel]:
+        """The DistributedDataParallel models that have left a node here."""
+        found = {sink.ddp_weakref() for sink in self.named("_DDPSinkBackward")}
+        return [replica for replica in found if replica is not None]
+
+
+def gradient_graph(loss: Tensor, params: Sequence[Tensor], graph: Graph | None = None) -> Gradient:
     """Return the gradient as a graph that can be differentiated again; None for parameters the loss does not use."""
-    check_second_derivatives(loss, params)
-    gradient = derivative([loss], params, [torch.ones_like(loss)], create_graph=True)
+    graph = graph or Graph([loss])
+    check_second_derivatives(graph, params)
+    gradient = derivative([loss], params, [torch.ones_like(loss)], create_graph=True, graph=graph)
     if all(part is None for part in gradient):
         raise ValueError(
             "the loss depends on none of the parameters; build the optimizer from the very model that is trained, "
@@ -47,6 +88,7 @@ def derivative(
     *,
     create_graph: bool = False,
     keep_graph: bool = True,
+    graph: Graph | None = None,
 ) -> list[Tensor | None]:
     """Differentiate the outputs, summed with weights; None where nothing depends on an input.
 
@@ -58,11 +100,12 @@ def derivative(
     live = [(o, w) for o, w in zip(outputs, weights, strict=True) if o is not None and o.requires_grad]
     if not live:
         return [None] * len(inputs)
+    graph = graph or Graph([output for output, _ in live])
     try:
         with (
             outside_fabric(),
             torch.autocast(inputs[0].device.type, enabled=False),
-            differentiable_placements(outputs) if create_graph else nullcontext(),
+            differentiable_placements(graph) if create_graph else nullcontext(),
         ):
             results = torch.autograd.grad(
                 [output for output, _ in live],
@@ -78,7 +121,7 @@ def derivative(
         raise explained from error
     # torch refuses a reentrant checkpoint only where it stands between the outputs and an input; the parameters inside
     # it would look unused.
-    if create_graph and any(result is None for result in results) and has_reentrant_checkpoint(live[0][0]):
+    if create_graph and any(result is None for result in results) and graph.has_reentrant_checkpoint:
         raise NoSecondDerivativeError("a reentrant checkpoint is incompatible with .grad()")
     return list(results)
 
@@ -99,17 +142,15 @@ def with_way_out(error: RuntimeError) -> RuntimeError | None:
 
 
 @contextmanager
-def differentiable_placements(outputs: Gradient) -> Iterator[None]:
+def differentiable_placements(graph: Graph) -> Iterator[None]:
     """Let gradients of tensor-parallel models be differentiated where activations become DTensors.
 
     torch 2.13 moves the gradient of such an activation to its place without a graph: the second derivative would be
     silently wrong. Moved there beforehand, by an operation that has a graph, it is left as it is.
     """
     with ExitStack() as stack:
-        is_possible = "torch.distributed.tensor" in sys.modules
-        nodes = {node for output in outputs if output is not None and is_possible for node in parents_of_nodes(output)}
-        for node in nodes:
-            if node.name() == "_FromTorchTensorBackward":
+        if "torch.distributed.tensor" in sys.modules:
+            for node in graph.named("_FromTorchTensorBackward"):
                 stack.callback(node.register_prehook(partial(place_gradient, node)).remove)
         yield
 
@@ -124,22 +165,16 @@ def place_gradient(node: Any, gradients: tuple[Any, ...]) -> tuple[Any, ...]:
     return (gradient.redistribute(placements=[replicated if each.is_partial() else each for each in wanted]),)
 
 
-def has_reentrant_checkpoint(output: Tensor) -> bool:
-    """Whether a reentrant checkpoint stands anywhere in the graph of the output."""
-    return any(node.name() == "CheckpointFunctionBackward" for node in parents_of_nodes(output))
-
-
-def check_second_derivatives(output: Tensor, inputs: Sequence[Tensor]) -> None:
+def check_second_derivatives(graph: Graph, inputs: Sequence[Tensor]) -> None:
     """Refuse a graph in which a node between output and inputs is known to lose its second derivative in silence."""
-    parents = parents_of_nodes(output)
     pending = [get_gradient_edge(tensor).node for tensor in inputs if tensor.requires_grad]
     seen: set[Node] = set()
     while pending:
         node = pending.pop()
-        if node not in parents or node in seen:
+        if node not in graph.parents or node in seen:
             continue
         seen.add(node)
-        pending.extend(parents[node])
+        pending.extend(graph.parents[node])
         backward = getattr(getattr(node, "_forward_cls", None), "backward", None)
         # torch hangs an error behind such a backward pass, but never runs into it on the way to the parameters.
         if getattr(getattr(backward, "__code__", None), "co_qualname", "").startswith("once_differentiable."):
@@ -148,29 +183,7 @@ def check_second_derivatives(output: Tensor, inputs: Sequence[Tensor]) -> None:
             raise NoSecondDerivativeError("torch's own of weight_norm takes the norm for a constant")
 
 
-def replicas_in(output: Tensor) -> list[DistributedDataParallel]:
-    """Return the DistributedDataParallel models that have left a node in the graph of the output."""
-    sinks = [node for node in parents_of_nodes(output) if node.name() == "_DDPSinkBackward"]
-    found = {sink.ddp_weakref() for sink in sinks}  # type: ignore[attr-defined]
-    return [replica for replica in found if replica is not None]
-
-
-def parents_of_nodes(output: Tensor) -> dict[Node, list[Node]]:
-    """Return every node of the output's graph with the nodes that lead to it."""
-    parents: dict[Node, list[Node]] = {} if output.grad_fn is None else {output.grad_fn: []}
-    pending = list(parents)
-    while pending:
-        node = pending.pop()
-        for following, _ in node.next_functions:
-            if following is None:
-                continue
-            if following not in parents:
-                parents[following] = []
-                pending.append(following)
-            parents[following].append(node)
-    return parents
-
-
+@process_wide
 @contextmanager
 def outside_fabric() -> Iterator[None]:
     """Let the graphs of Fabric's models be differentiated outside `fabric.backward`, on which it may insist."""

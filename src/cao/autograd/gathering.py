@@ -10,7 +10,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd import Function
 from torch.nn.functional import pad
-from torch.nn.modules.module import register_module_forward_pre_hook
+
+from cao.threads import before_forward_passes
 
 # Their names since torch 2.13, and before.
 all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -28,7 +29,7 @@ def gathered_parameters() -> Iterator[None]:
     with ExitStack() as stack:
         met: set[Any] = set()
 
-        def meet(module: nn.Module, _inputs: Any) -> None:
+        def meet(module: nn.Module) -> None:
             state = module._get_fsdp_state() if isinstance(module, fsdp.FSDPModule) else None
             if state is not None and state not in met:
                 met.add(state)
@@ -36,7 +37,7 @@ def gathered_parameters() -> Iterator[None]:
 
         fsdp: Any = sys.modules.get("torch.distributed.fsdp")
         if hasattr(fsdp, "FSDPModule"):
-            stack.callback(register_module_forward_pre_hook(meet).remove)
+            stack.enter_context(before_forward_passes(meet))
         yield
 
 
@@ -80,7 +81,7 @@ class Bucket:
 
     def __init__(self, group: Any) -> None:
         self.params, self.mesh = group.fsdp_params, group.mesh_info
-        if self.mesh.is_spmd_mesh:
+        if getattr(self.mesh, "is_spmd_mesh", False):  # Unknown to torch before 2.13.
             raise ValueError("fully_shard with dp_mesh_dims is not supported; give it the mesh of the data dimensions")
         self.likes = [param.sharded_param.detach() for param in self.params]
         self.sizes = [param.padded_sharded_param_size.numel() for param in self.params]

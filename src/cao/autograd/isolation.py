@@ -7,14 +7,19 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.weak import WeakIdKeyDictionary
 
 from cao.autograd.gathering import gathered_parameters
+from cao.threads import before_forward_passes, process_wide
+
+REPLICAS = WeakIdKeyDictionary()
+"""By the first of its parameters, what `replicas_of` has found for an optimizer."""
 
 
 @contextmanager
@@ -27,12 +32,18 @@ def isolated_forward(device: torch.device) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(same_random_streams(device))
         stack.enter_context(cloned_buffers())
-        stack.enter_context(sdpa_kernel(SDPBackend.MATH))
-        stack.enter_context(without_fast_path())
+        stack.enter_context(twice_differentiable())
         stack.enter_context(replicas_met_as_plain_models())
         stack.enter_context(gathered_parameters())
-        stack.enter_context(uncompiled())
         stack.enter_context(torch.enable_grad())
+        yield
+
+
+@process_wide
+@contextmanager
+def twice_differentiable() -> Iterator[None]:
+    """Let models run on kernels that have second and forward derivatives, uncompiled, in all threads."""
+    with sdpa_kernel(SDPBackend.MATH), without_fast_path(), uncompiled():
         yield
 
 
@@ -41,11 +52,11 @@ def replicas_met_as_plain_models() -> Iterator[None]:
     """Let DistributedDataParallel run as the model inside it wherever it is called."""
     with ExitStack() as stack:
 
-        def meet(root: nn.Module, _inputs: Any) -> None:
+        def meet(root: nn.Module) -> None:
             if isinstance(root, DistributedDataParallel):
                 stack.enter_context(as_plain_models([root]))
 
-        stack.callback(register_module_forward_pre_hook(meet).remove)
+        stack.enter_context(before_forward_passes(meet))
         yield
 
 
@@ -70,16 +81,28 @@ def as_plain_models(replicas: Iterable[DistributedDataParallel]) -> Iterator[Non
 def check_not_joining(params: Sequence[Tensor]) -> None:
     """Refuse a refresh within `DistributedDataParallel.join()`, where a process without data takes no part in it.
 
-    Its shadow collectives would be taken for ours. The optimizer does not know the model, so replicas are looked for
-    among all objects, which takes a fraction of a second; a refresh in several processes takes longer.
+    Its shadow collectives would be taken for ours.
     """
-    replicas = [thing for thing in gc.get_objects() if type(thing) is DistributedDataParallel]
-    for replica in replicas:
-        if replica._join_config.enable and any(mine is p for mine in params for p in replica.parameters()):
-            raise RuntimeError(
-                "a refresh within DistributedDataParallel.join() is not supported, because a process that has run out "
-                "of data takes no part in it; make the processes' data even, for example by drop_last=True"
-            )
+    if any(replica._join_config.enable for replica in replicas_of(params)):
+        raise RuntimeError(
+            "a refresh within DistributedDataParallel.join() is not supported, because a process that has run out "
+            "of data takes no part in it; make the processes' data even, for example by drop_last=True"
+        )
+
+
+def replicas_of(params: Sequence[Tensor]) -> WeakSet[DistributedDataParallel]:
+    """Return the DistributedDataParallel models of these parameters.
+
+    The optimizer does not know the model, so they are looked for among all objects, which takes a fraction of a second,
+    and then remembered for as long as one of them lives.
+    """
+    replicas: WeakSet[DistributedDataParallel] = REPLICAS.get(params[0], WeakSet())
+    if not replicas:
+        known = set(map(id, params))
+        found = [thing for thing in gc.get_objects() if type(thing) is DistributedDataParallel]
+        replicas = WeakSet(replica for replica in found if not known.isdisjoint(map(id, replica.parameters())))
+        REPLICAS[params[0]] = replicas
+    return replicas
 
 
 @contextmanager
@@ -126,15 +149,15 @@ def same_random_streams(device: torch.device) -> Iterator[None]:
 def cloned_buffers() -> Iterator[None]:
     """Give every module that is called inside clones of its buffers, and put the originals back.
 
-    The optimizer does not know the model, so modules are met through a global hook. The original tensors are not
-    written to at all: copying their values back would break the backward pass of a graph that saved them. For the same
-    reason embeddings leave their rows at whatever norm they have.
+    The optimizer does not know the model, so modules are met by a hook. The original tensors are not written to at all:
+    copying their values back would break the backward pass of a graph that saved them. For the same reason embeddings
+    leave their rows at whatever norm they have.
     """
     originals: dict[nn.Module, dict[str, Tensor | None]] = {}
     limits: dict[nn.Embedding | nn.EmbeddingBag, float] = {}
     clones: dict[Tensor, Tensor] = {}  # Modules may share a buffer, and then share its clone.
 
-    def swap(root: nn.Module, _inputs: Any) -> None:
+    def swap(root: nn.Module) -> None:
         if root in originals:
             return
         for module in root.modules():
@@ -144,13 +167,14 @@ def cloned_buffers() -> Iterator[None]:
                     limits[module], module.max_norm = module.max_norm, None
                 for name, buffer in module._buffers.items():
                     if buffer is not None:
-                        module._buffers[name] = clones.setdefault(buffer, buffer.clone())
+                        if buffer not in clones:
+                            clones[buffer] = buffer.clone()
+                        module._buffers[name] = clones[buffer]
 
-    handle = register_module_forward_pre_hook(swap)
     try:
-        yield
+        with before_forward_passes(swap):
+            yield
     finally:
-        handle.remove()
         for embedding, limit in limits.items():
             embedding.max_norm = limit
         for module, buffers in originals.items():

@@ -1,16 +1,20 @@
-"""CAO with Lightning: `Trainer(callbacks=[CAOCallback()])`, where `configure_optimizers` returns a CAO."""
+"""CAO with Lightning, `Trainer(callbacks=[CAOCallback()])`, where `configure_optimizers` returns a CAO.
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+`SharpnessCallback` watches any optimizer of torch.
+"""
+
+from contextlib import ExitStack
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import LearningRateFinder
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from cao.autograd.isolation import uncompiled, without_fast_path
+from cao.autograd.isolation import twice_differentiable
+from cao.cao import CAO
 from cao.integrations.watching import Watch, scalars
-from cao.optimizer import CAO
+from cao.readings import scalars as numbers_of
+from cao.watch import Sharpness
 
 
 class CAOCallback(Callback):
@@ -25,6 +29,20 @@ class CAOCallback(Callback):
     def __init__(self) -> None:
         self._watch: Watch | None = None
         self._forward = ExitStack()
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Take part in Lightning's search for a learning rate, which puts all callbacks aside while it trains."""
+        if not any(isinstance(callback, LearningRateFinder) for callback in trainer.callbacks):
+            return
+
+        def start() -> None:
+            del pl_module.on_train_start
+            if self not in trainer.callbacks:
+                trainer.callbacks.append(self)
+                self.on_train_start(trainer, pl_module)
+            pl_module.on_train_start()
+
+        pl_module.on_train_start = start
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Find the optimizer."""
@@ -48,9 +66,7 @@ class CAOCallback(Callback):
         """Refresh if one is due."""
         if self._watch is None:
             return
-        scaler = getattr(trainer.precision_plugin, "scaler", None)
-        scale = (scaler.get_scale() if scaler else 1.0) / trainer.accumulate_grad_batches
-        if self._watch.optimizer.refresh_if_due(loss, scale=scale):
+        if self._watch.optimizer.refresh_if_due(loss, scale=scale_of(trainer)):
             pl_module.log_dict(scalars(self._watch.latest))
 
     def on_train_batch_end(
@@ -74,8 +90,70 @@ class CAOCallback(Callback):
         self._watch = None
 
 
-@contextmanager
-def twice_differentiable() -> Iterator[None]:
-    """Let models run on kernels that have second derivatives."""
-    with sdpa_kernel(SDPBackend.MATH), without_fast_path(), uncompiled():
-        yield
+class SharpnessCallback(Callback):
+    """Watches how close the optimizer is to the edge of stability, and logs it: `SharpnessCallback(every=100)`.
+
+    The settings are those of `Sharpness`. Its state is saved with Lightning's checkpoints.
+    """
+
+    def __init__(self, **settings: Any) -> None:
+        self.settings = settings
+        self.watch: Sharpness | None = None
+        self._forward = ExitStack()
+        self._saved: dict[str, Any] = {}
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Find the optimizer."""
+        if len(trainer.optimizers) != 1 or not pl_module.automatic_optimization:
+            raise ValueError(
+                "SharpnessCallback watches one optimizer under automatic optimization; with several, or under manual "
+                "optimization, make a Sharpness(optimizer) of each and call it before self.manual_backward(loss)"
+            )
+        self.watch = Sharpness(trainer.optimizers[0], **self.settings)
+        if self._saved:
+            self.watch.load_state_dict(self._saved)
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        """If a look is due, make this forward pass one that can be differentiated twice."""
+        self._forward.close()
+        if self.watch and self.watch.is_due:
+            self._forward.enter_context(twice_differentiable())
+
+    def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
+        """Look if it is time to."""
+        if self.watch and (reading := self.watch(loss, scale=scale_of(trainer))):
+            pl_module.log_dict(numbers_of(reading))
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Go back to the usual kernels."""
+        self._forward.close()
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Leave the optimizer alone; the readings stay."""
+        self._close()
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Leave the optimizer alone."""
+        self._close()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what goes into a checkpoint."""
+        return self.watch.state_dict() if self.watch else {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Keep what a checkpoint holds until the optimizer is known."""
+        self._saved = state_dict
+
+    def _close(self) -> None:
+        self._forward.close()
+        if self.watch:
+            self.watch.remove()
+
+
+def scale_of(trainer: Trainer) -> float:
+    """Return the factor between the loss that `training_step` returned and the one that is differentiated."""
+    scaler = getattr(trainer.precision_plugin, "scaler", None)
+    scale: float = (scaler.get_scale() if scaler else 1.0) / trainer.accumulate_grad_batches
+    return scale

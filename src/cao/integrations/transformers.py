@@ -1,13 +1,18 @@
 """CAO with transformers: use `CAOTrainer` instead of `Trainer`, with a CAO as its optimizer."""
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
+import torch
 from torch import Tensor, nn
-from transformers import Trainer
+from transformers import Trainer, TrainerCallback
 
+from cao.autograd.isolation import twice_differentiable
+from cao.cao import CAO
+from cao.integrations.prepared import with_own_methods
 from cao.integrations.watching import Watch, scalars
-from cao.optimizer import CAO
+from cao.watch import Sharpness
 
 
 class CAOMixin:
@@ -31,7 +36,8 @@ class CAOMixin:
         self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Tensor | int | None = None
     ) -> Tensor:
         """Refresh if one is due, then train."""
-        optimizer = getattr(self.optimizer, "optimizer", self.optimizer)  # Accelerate's wrapper has no such methods.
+        with_own_methods(self.optimizer)
+        optimizer = getattr(self.optimizer, "optimizer", self.optimizer)
         if isinstance(optimizer, CAO):
             if self._watch is None or self._watch.optimizer is not optimizer:
                 self._watch = Watch(optimizer)
@@ -75,3 +81,56 @@ class CAOTrainer(CAOMixin, Trainer):
                 "optimizers=(CAO(model.parameters(), lr=0.1), None), or optimizer_cls_and_kwargs=(CAO, {'lr': 0.1})"
             )
         return super().training_step(model, inputs, num_items_in_batch)
+
+
+class SharpnessCallback(TrainerCallback):
+    """Watches how close the optimizer is to the edge of stability: `Trainer(callbacks=[SharpnessCallback(every=100)])`.
+
+    The settings are those of `Sharpness`; name a logger with `tell`. It sees the loss that the model itself computes
+    from its labels, undivided by accumulation, which is not the one that is trained under label smoothing or with a
+    loss function of your own.
+    """
+
+    def __init__(self, **settings: Any) -> None:
+        self.settings = settings
+        self.watch: Sharpness | None = None
+        self._model, self._forward = ExitStack(), ExitStack()
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **known: Any) -> None:
+        """Begin to watch the model's forward passes."""
+        self.watch = Sharpness(known["optimizer"], **self.settings)
+        self._model.callback(known["model"].register_forward_pre_hook(self._before).remove)
+        self._model.callback(known["model"].register_forward_hook(self._after, with_kwargs=True).remove)
+        self._model.callback(self.watch.remove)
+
+    def on_substep_end(self, args: Any, state: Any, control: Any, **known: Any) -> None:
+        """Go back to the usual kernels: not before the backward pass, which runs checkpointed layers again."""
+        self._forward.close()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **known: Any) -> None:
+        """Go back to the usual kernels."""
+        self._forward.close()
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **known: Any) -> None:
+        """Leave the model alone; the readings stay."""
+        self._forward.close()
+        self._model.close()
+
+    def _is_looking(self, model: nn.Module) -> bool:
+        return model.training and torch.is_grad_enabled() and self.watch is not None and self.watch.is_due
+
+    def _before(self, model: nn.Module, _inputs: Any) -> None:
+        if self._is_looking(model):
+            self._forward.enter_context(twice_differentiable())
+
+    def _after(self, model: nn.Module, _inputs: Any, known: dict[str, Any], outputs: Any) -> None:
+        if not self._is_looking(model) or self.watch is None:
+            return
+        loss = outputs.get("loss") if isinstance(outputs, dict) else None
+        if loss is None:
+            raise ValueError(
+                "SharpnessCallback needs a model that computes its loss from its labels; without one, make a "
+                "Sharpness(optimizer) and call it before the backward pass of your own training_step"
+            )
+        items = known.get("num_items_in_batch")  # Of all parts of the batch: the loss is divided by it.
+        self.watch(loss, scale=1.0 if items is None else float(known["labels"].ne(-100).sum() / items))

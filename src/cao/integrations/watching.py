@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from cao.optimizer import CAO
-from cao.sketching import Source
+from cao.cao import CAO
+from cao.sketch.making import Source
 
 
 class Refreshed(NamedTuple):
@@ -43,14 +43,20 @@ class Watch:
             )
         self.optimizer, self.tell = optimizer, tell
         self.latest: Refreshed | None = None
-        self._refresh, self._total_seconds = optimizer._refresh, 0.0
+        self._refresh, self._total_seconds, self._is_on = optimizer._refresh, 0.0, True
         optimizer._refresh = self._timed_refresh  # type: ignore[method-assign]
 
     def remove(self) -> None:
-        """Stop watching."""
-        self.optimizer._refresh = self._refresh  # type: ignore[method-assign]
+        """Stop watching; a watch that began later goes on."""
+        self._is_on = False
+        refresh = self.optimizer._refresh
+        while isinstance(watch := getattr(refresh, "__self__", None), Watch) and not watch._is_on:
+            refresh = watch._refresh
+        self.optimizer._refresh = refresh  # type: ignore[method-assign]
 
     def _timed_refresh(self, source: Source, scale: float | Tensor, *, is_asked: bool) -> bool:
+        if not self._is_on:
+            return self._refresh(source, scale, is_asked=is_asked)
         before, start = self.optimizer.counters, perf_counter()
         # It ends by reading numbers from the device, so that a GPU is done by then.
         is_new = self._refresh(source, scale, is_asked=is_asked)

@@ -86,6 +86,47 @@ def test_an_unknown_of_the_equation_is_found(dde):
     assert unknown.item() == pytest.approx(np.pi**2, rel=1e-2)
 
 
+def test_a_deep_operator_network_is_trained(dde):
+    """The antiderivatives of a few cosines: the inputs are functions and places, not one table of points."""
+    places = np.linspace(0, 1, 8)[:, None]
+    rates = np.arange(1, 6)[:, None]
+    functions, values = np.cos(rates * places.T), np.sin(rates * places.T) / rates
+    data = dde.data.TripleCartesianProd((functions, places), values, (functions, places), values)
+    dde.config.set_random_seed(0)
+    model = dde.Model(data, dde.nn.DeepONetCartesianProd([8, 10, 10], [1, 10, 10], "tanh", "Glorot normal"))
+    model.compile(sketched_lbfgs(model, max_iter=5), verbose=0)
+    history, _ = model.train(iterations=4, verbose=0)
+    state = model.train_state
+    losses = model.outputs_losses_train(state.X_train, state.y_train, state.train_aux_vars)[1]
+    torch.testing.assert_close(torch.stack([part.square().sum() for part in residuals_of(model)]), losses)
+    assert model.opt.status.refreshes > 0
+    assert np.sum(history.loss_train[-1]) < np.sum(history.loss_train[0]) / 10
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"loss": "MAE"}, r'mean squared errors .* compile with loss="MSE"'),
+        ({"loss_weights": [1.0, -1.0]}, r"loss_weights must not be negative, got \[1.0, -1.0\]"),
+    ],
+)
+def test_a_loss_that_is_no_sum_of_squares_is_refused(dde, settings, message):
+    model = poisson(dde)
+    model.compile(sketched_lbfgs(model), **settings, verbose=0)
+    with pytest.raises(ValueError, match=message):
+        model.train(iterations=1, verbose=0)
+
+
+def test_a_loss_changed_by_a_second_compile_is_refused(dde):
+    model = poisson(dde)
+    optimizer = sketched_lbfgs(model)
+    model.compile(optimizer, verbose=0)
+    model.train(iterations=1, verbose=0)
+    model.compile(sketched_lbfgs(model), loss="MAE", verbose=0)
+    with pytest.raises(ValueError, match="MSE"):
+        model.train(iterations=1, verbose=0)
+
+
 def test_the_example_solves_its_equation(dde, capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     runpy.run_path(str(EXAMPLE), run_name="__main__")

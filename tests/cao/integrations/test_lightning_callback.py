@@ -10,6 +10,7 @@ import lightning_ranks
 import pytest
 import torch
 from lightning.pytorch.plugins import MixedPrecision
+from lightning.pytorch.tuner import Tuner
 from lightning_ranks import HalfBatches
 from reference_loop import BATCHES, SETTINGS, assert_as_in_the_plain_loop
 from small_models import (
@@ -200,6 +201,36 @@ class WithSGD(Module):
 def test_what_the_callback_cannot_serve_is_refused_with_the_way_out(build, message, tmp_path):
     with pytest.raises(ValueError, match=message):
         fitted(build(), BATCHES, tmp_path)
+
+
+class Searching(Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lr = 0.1
+
+    def configure_optimizers(self) -> CAO:
+        return CAO(self.network.parameters(), self.lr, **self.settings)
+
+
+def test_a_search_for_the_learning_rate_refreshes_too(tmp_path):
+    module, quiet = Searching(), dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary"), False)
+    callback = CAOCallback()
+    trainer = lightning.Trainer(
+        default_root_dir=tmp_path, max_epochs=1, accelerator="cpu", callbacks=[callback], **quiet
+    )
+    data = DataLoader(BATCHES * 4, batch_size=None)
+    found = Tuner(trainer).lr_find(module, data, num_training=20)
+    assert len(found.results["lr"]) == 20
+    assert module.lr == found.suggestion()
+    assert trainer.callbacks.count(callback) == 1
+    assert "on_train_start" not in vars(module)
+    trainer.fit(module, data)
+    assert trainer.optimizers[0].counters.refreshes > 0
+
+
+def test_without_the_callback_the_error_names_it(tmp_path):
+    with pytest.raises(RuntimeError, match="under Lightning CAOCallback does so among"):
+        fitted(Module(), BATCHES, tmp_path, callbacks=[])
 
 
 def test_the_example_trains_and_logs_the_sharpness(capsys, monkeypatch, tmp_path):

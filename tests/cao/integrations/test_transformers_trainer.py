@@ -218,6 +218,18 @@ def test_a_trainer_that_makes_the_optimizer_itself_refreshes_it(tmp_path):
     assert trainer.optimizer.optimizer.counters.refreshes == 1
 
 
+def test_the_trainers_optimizer_has_a_report_and_the_like(tmp_path):
+    trainer = trainer_for(tiny_gpt(), sentences(6, 6), tmp_path)
+    trainer.train()
+    assert trainer.optimizer.counters.refreshes == 1
+    assert "refreshes  1," in str(trainer.optimizer.report())
+
+
+def test_without_our_trainer_the_error_names_it(tmp_path):
+    with pytest.raises(RuntimeError, match="under transformers CAOTrainer instead of Trainer"):
+        trainer_for(tiny_gpt(), sentences(6, 6), tmp_path, build=Trainer).train()
+
+
 def test_the_example_trains_and_logs_the_sharpness(capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     runpy.run_path(str(Path(__file__).parents[3] / "examples/hugging_face.py"), run_name="__main__")

@@ -72,6 +72,23 @@ def test_watching_changes_no_step_and_ends_when_removed():
     assert len(told) == 2
 
 
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)], ids=["first in first out", "last in first out"])
+def test_two_watches_end_in_any_order(order):
+    told: tuple[list, list] = ([], [])
+    problem = Quadratic()
+    optimizer = CAO(problem.params, 0.01, refresh_every=1, damping=1.0)
+    handles = [watch(optimizer, each.append) for each in told]
+    descend(problem, optimizer, 1)
+    handles[order[0]].remove()
+    descend(problem, optimizer, 1)
+    handles[order[1]].remove()
+    descend(problem, optimizer, 1)
+    assert [len(told[number]) for number in order] == [1, 2]
+    handles[order[0]].remove()
+    descend(problem, optimizer, 1)
+    assert [len(told[number]) for number in order] == [1, 2]
+
+
 def test_neither_a_copy_nor_a_pickle_is_watched():
     told: list[Refreshed] = []
     model = smooth_network()

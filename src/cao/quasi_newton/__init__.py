@@ -1,0 +1,1 @@
+"""Line search, memory and objective of the quasi-Newton method."""

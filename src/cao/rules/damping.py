@@ -1,0 +1,129 @@
+"""How much damping: rules as values."""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, Literal, Protocol, TypeAlias, runtime_checkable
+
+import torch
+
+from cao.linalg.columns import Eigenpairs
+from cao.sketch.damped import NegativeCurvature, Scaling
+
+
+@runtime_checkable
+class Damping(Protocol):
+    """How η is chosen: a number measured at each refresh, and what becomes of it at each step."""
+
+    scaling: ClassVar[Scaling]
+    """What the rule is made for, where the user does not say otherwise."""
+    negative_curvature: ClassVar[NegativeCurvature]
+    """The same for directions of negative curvature."""
+
+    def need(self, pace: "Pace") -> float:
+        """Return the smallest curvature that is worth capturing."""
+        ...
+
+    def at_refresh(self, pairs: Eigenpairs, kept: int, size: int, weight_decay: float) -> float:
+        """Return what is to be known of a new sketch over so many parameters.
+
+        Of the pairs found, the sharpest first, so many are kept.
+        """
+        ...
+
+    def at_step(self, measured: float | None, pace: "Pace") -> float:
+        """Return η for a step, by what was measured at the last refresh; None before there was one."""
+        ...
+
+    def brake(self, damping: float, pace: "Pace") -> float:
+        """Return the factor by which the whole step is shortened, 1 if it is not."""
+        ...
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How fast a step is, and how much its curvature varies."""
+
+    rate: float
+    """The rate of a plain step of heavy-ball momentum."""
+    momentum: float = 0.0
+    nesterov: bool = False
+    spread: float = 0.0
+    """Relative variance of the curvature from batch to batch."""
+
+    @property
+    def edge(self) -> float:
+        """The edge of stability: the largest stable rate · λ of a direction outside the sketch (docs/theory.md)."""
+        beta = self.momentum
+        if self.nesterov:
+            return 2 * (1 + beta) / (1 + 2 * beta)
+        return 2 * (1 + beta) / (1 + self.spread * (1 + beta) / (1 - beta))
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """A damping that the user has chosen."""
+
+    scaling: ClassVar[Scaling] = "inverse-damping"
+    negative_curvature: ClassVar[NegativeCurvature] = "magnitude"
+
+    value: float
+
+    def need(self, pace: Pace) -> float:
+        """Return η: directions below it move as the complement does."""
+        return self.value
+
+    def at_refresh(self, pairs: Eigenpairs, kept: int, size: int, weight_decay: float) -> float:
+        """Measure nothing."""
+        return self.value
+
+    def at_step(self, measured: float | None, pace: Pace) -> float:
+        """Return the chosen value."""
+        return self.value
+
+    def brake(self, damping: float, pace: Pace) -> float:
+        """Return 1."""
+        return 1.0
+
+
+@dataclass(frozen=True)
+class AtTheEdge:
+    """Damping at the edge of stability: a step of SGD wherever that is stable, and no faster elsewhere.
+
+    The step is (B + ηI)⁻¹ g with η = 1/lr: a captured direction moves at lr/(1 + lr·λ), which is stable for every λ,
+    and all others move at lr. If the curvature outside the sketch is too sharp for that, η is larger, so that it uses
+    `safety` of what the edge of stability allows. The rule follows every schedule of lr.
+    """
+
+    scaling: ClassVar[Scaling] = "unit"
+    negative_curvature: ClassVar[NegativeCurvature] = "clip"
+
+    safety: float = 0.5
+    """The share of the edge that a direction outside the sketch may use."""
+
+    def need(self, pace: Pace) -> float:
+        """Return 1/lr, above which a plain step overshoots."""
+        return 1 / pace.rate if pace.rate > 0 else math.inf
+
+    def at_refresh(self, pairs: Eigenpairs, kept: int, size: int, weight_decay: float) -> float:
+        """Return the curvature that is to be expected outside the sketch, weight decay included."""
+        following = kept if kept < len(pairs.values) else int(pairs.values.abs().argmin())
+        has_all = kept == size
+        # A Ritz value may fall short of the eigenvalue it stands for by its residual. Negative curvature is SGD's.
+        outside = 0.0 if has_all else max(float(pairs.values[following] + pairs.residuals[following]), 0.0)
+        # 1/(λ + η) is formed as 1/η less a correction: what rounding leaves of λ₁ is outside the sketch too.
+        rounding = 8 * torch.finfo(pairs.vectors.dtype).eps * float(pairs.values.abs().max())
+        return max(outside, rounding) + weight_decay
+
+    def at_step(self, measured: float | None, pace: Pace) -> float:
+        """Return 1/lr, or what keeps the curvature outside the sketch below the edge."""
+        return max(self.need(pace), (measured or 0.0) / (self.safety * pace.edge))
+
+    def brake(self, damping: float, pace: Pace) -> float:
+        """Return the rate 1/η over the rate that was asked for."""
+        # At a rate of zero, or one so small that its inverse overflows, both are infinite.
+        return self.need(pace) / damping if math.isfinite(damping) else 1.0
+
+
+DampingName: TypeAlias = Literal["auto"]
+DAMPINGS: dict[str, Damping] = {"auto": AtTheEdge()}
+"""The words that stand for rules."""

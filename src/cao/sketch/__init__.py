@@ -1,0 +1,1 @@
+"""What both optimizers keep of the curvature, how it is made, and what they do with it."""

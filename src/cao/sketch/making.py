@@ -1,0 +1,210 @@
+"""How a new sketch is made and adopted, from whatever source, and how one in use is looked at."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from numbers import Real
+from typing import Any, Literal, TypeAlias
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from cao import advice
+from cao.autograd.isolation import check_not_joining
+from cao.curvature.hessian import LossFunction, operator_for
+from cao.curvature.operators import AllReduced, ParameterOperator, SymmetryProbe, agreed, check_replicas
+from cao.linalg.columns import Eigenpairs, inner_products
+from cao.linalg.eigensolvers import eigensolver_for, solved
+from cao.linalg.flat import FlatParams
+from cao.linalg.space import Space, generator_for
+from cao.rules.refresh import Look
+from cao.rules.rules import Rules
+from cao.sketch.damped import is_singular
+from cao.sketch.sketch import Sketch
+
+Source: TypeAlias = Tensor | LossFunction | ParameterOperator | Eigenpairs
+Group: TypeAlias = dist.ProcessGroup | Literal[False, "lost"] | None
+"""Processes that share a curvature: a group, None for all, False for none; a pickle loses its group."""
+State: TypeAlias = Mapping[Tensor, dict[str, Any]]
+
+# Beyond this relative asymmetry a "Hessian" is no Hessian; bfloat16 alone leaves about 0.01.
+ASYMMETRIC = 0.05
+
+
+def check_request(scale: float | Tensor, params: FlatParams, rank: object) -> None:
+    """Refuse a refresh of a loss with an impossible scale, or for fewer parameters than it is to find directions."""
+    if not (isinstance(scale, Real | Tensor) and 0 < float(scale) < math.inf):
+        raise ValueError(f"scale must be a positive number, got {scale!r}")
+    if not params.params:
+        raise ValueError("all parameters are frozen: there is no curvature where no parameter has requires_grad=True")
+    if params.size == 0:
+        raise ValueError("all parameters that require a gradient are empty: there is no curvature without numbers")
+    if isinstance(rank, int) and rank > params.size:
+        raise ValueError(f"rank must not exceed the number of trainable parameters, got rank {rank} for {params.size}")
+
+
+def shared_operator(
+    source: Tensor | LossFunction | ParameterOperator, scale: float, flat: FlatParams, group: Group
+) -> ParameterOperator:
+    """Return the source, divided by its scale, as an operator on these parameters, averaged over the group."""
+    if group is False or not (dist.is_available() and dist.is_initialized()):
+        return operator_for(source, flat.params, scale)
+    if group == "lost":
+        raise ValueError("a process group does not travel with a pickle; set optimizer.process_group again")
+    if dist.get_rank(group) < 0:
+        raise ValueError("this process is not in process_group; pass the group of its replicas, or False")
+    flat.check_group(group)
+    check_not_joining(flat.params)
+    return AllReduced(agreed(lambda: operator_for(source, flat.params, scale), group, flat.device), group)
+
+
+def found_pairs(operator: ParameterOperator, rules: Rules) -> Eigenpairs:
+    """Return new eigenpairs of the operator, started from the last ones; the first time, test its symmetry."""
+    if isinstance(operator, AllReduced):
+        # Here and not at each look: it takes a pass over all parameters.
+        check_replicas(operator.params, operator.group)
+    storage, settings, progress = FlatParams(operator.params), rules.settings, rules.progress
+    columns = min(rules.rank.columns(progress.captured), storage.size)
+    iterations = settings["power_iterations"]
+    if settings["eigensolver"] is None:
+        solve = rules.rank.solver(columns, rules.damping.need(rules.pace), iterations)
+    else:
+        solve = eigensolver_for(settings["eigensolver"], iterations)
+    # Start columns depend on the seed and the number of the refresh.
+    generator = generator_for(storage.device, int(settings["seed"]), progress.attempts)
+    if settings["warm_start"] and progress.sketch is not None:
+        start = progress.sketch.start(storage, columns, generator)
+    else:
+        start = storage.space.random(storage.size, columns, generator, storage.dtype)
+    if progress.attempts:
+        return solved(solve, operator, start, storage.space)
+    probe = SymmetryProbe(operator)
+    pairs = solved(solve, probe, start, storage.space)
+    if (asymmetry := probe.asymmetry) > ASYMMETRIC:
+        advice.warn_once("asymmetry", advice.asymmetric(asymmetry), progress.has_warned)
+    return pairs
+
+
+def given_pairs(pairs: Eigenpairs, scale: float, params: FlatParams, rank: object) -> Eigenpairs:
+    """Return ready eigenpairs over the parameters in storage order, checked."""
+    storage = FlatParams.in_storage_order(params.params)
+    check_eigenpairs(pairs, params, rank if isinstance(rank, int) else len(pairs.values))
+    vectors = params.reorder(params.scaled(pairs.vectors.detach(), 1), storage).to(storage.device, storage.dtype)
+    return replace(pairs, values=pairs.values / scale, residuals=pairs.residuals / abs(scale), vectors=vectors)
+
+
+def check_eigenpairs(pairs: Eigenpairs, params: FlatParams, rank: int) -> None:
+    """Refuse ready eigenpairs of other shapes, or with vectors that are not orthonormal; let non-finite ones pass."""
+    for name, wanted in (("vectors", (params.length, rank)), ("values", (rank,)), ("residuals", (rank,))):
+        got = tuple(getattr(pairs, name).shape)
+        if got != wanted:
+            raise ValueError(f"Eigenpairs must have {name} of shape {wanted}, got {got}")
+    vectors = params.scaled(pairs.vectors, 1)
+    gram = inner_products(vectors, vectors, space=params.space)
+    error = float((gram - torch.eye(rank).to(gram.device)).abs().max())
+    if error > 1e-3:
+        raise ValueError(
+            f"Eigenpairs must have orthonormal vectors, got VᵀV off by {error:.2g}; torch.linalg.qr makes them so"
+        )
+
+
+def adopt(pairs: Eigenpairs, params: FlatParams, rules: Rules, space: Space) -> None:
+    """Make eigenpairs the sketch in use: capture what is to be captured, measure the damping, count, and warn."""
+    pairs = sharpest_first(pairs, rules)
+    progress, values = rules.progress, pairs.values.cpu().double()
+    # The curvature that weight decay adds everywhere.
+    decay = max(group["weight_decay"] for group in rules.groups)
+    captured = rules.rank.captured(rules.curvatures(values.tolist()), rules.damping.need(rules.pace))
+    progress.damping = rules.damping.at_refresh(pairs, captured, params.size, decay)
+    progress.refreshes += 1
+    progress.captured = captured
+    # The sharpest direction is watched, even if nothing is done about it.
+    kept = max(captured, 1)
+    residuals, rows = pairs.residuals[:kept].tolist(), pairs.vectors[:, :kept].T.contiguous()
+    sketch = Sketch(values[:kept].tolist(), residuals, rules.eta(), progress.steps, params, rows)
+    progress.turned = turned_between(progress.sketch, sketch)
+    progress.sketch = sketch
+    progress.indefinite_refreshes += int((values + rules.eta() < 0).any())
+    if rules.settings["negative_curvature"] == "signed":
+        progress.singular_directions += int(is_singular(values, rules.eta()).sum())
+    rules.check_edge(values.tolist(), captured, params.size)
+
+
+def sharpest_first(pairs: Eigenpairs, rules: Rules) -> Eigenpairs:
+    """Return the pairs ordered by what the preconditioner makes of their eigenvalues, the largest first."""
+    curvatures = rules.curvatures(pairs.values.tolist())
+    order = sorted(range(len(curvatures)), key=lambda index: -curvatures[index])
+    if order == list(range(len(order))):
+        return pairs
+    values, vectors, residuals = pairs.values[order], pairs.vectors[:, order], pairs.residuals[order]
+    return replace(pairs, values=values, vectors=vectors, residuals=residuals)
+
+
+def turned_between(old: Sketch | None, new: Sketch) -> float:
+    """Return the share of a sketch that lies outside the one before it: 1 − ‖V_oldᵀV_new‖²/k, 0 without one."""
+    if old is None or old.rows.shape[1] != new.rows.shape[1]:
+        return 0.0
+    shared = float(inner_products(old.rows.T, new.rows.T, space=new.params.space).square().sum()) / len(new.rows)
+    return min(max(1 - shared, 0.0), 1.0)
+
+
+def is_stale(operator: ParameterOperator, sketch: Sketch, rules: Rules, state: State) -> bool:
+    """Whether the rule for refreshes, having looked if it wants to, asks for one."""
+    progress, looks = rules.progress, list[Look]()
+    if [id(p) for p in operator.params] != [id(p) for p in sketch.storage.params]:
+        return True
+
+    def look() -> Look:
+        progress.looks += 1
+        drift, change, along = curvature_seen(operator, sketch, rules, last_step(operator, state))
+        sharpest = max(sketch.values[0] * (1 + change), along)
+        is_needed = progress.captured == 0 and rules.rank.captured([sharpest], rules.damping.need(rules.pace)) > 0
+        looks.append(Look(drift, change, along > rules.pace.edge * rules.eta(), is_needed))
+        return looks[-1]
+
+    is_refresh_wanted = rules.refresh.wants_refresh(progress, look)
+    if all(seen.is_finite for seen in looks):
+        progress.looked_at = progress.steps
+    return is_refresh_wanted
+
+
+def last_step(operator: ParameterOperator, state: State) -> Tensor | None:
+    """Return the direction of the last step in the coordinates of the sketch, as far as momentum keeps it."""
+    storage, name = FlatParams(operator.params), "momentum_buffer"
+    if not any(name in state[param] for param in storage.params):
+        return None
+    return storage.join([state[p].get(name, torch.zeros_like(p)) for p in storage.params])
+
+
+def curvature_seen(
+    operator: ParameterOperator, sketch: Sketch, rules: Rules, last_step: Tensor | None
+) -> tuple[float, float, float]:
+    """Return the sketch's drift ‖Hq − Bq‖/‖Bq‖, its change qᵀHq/qᵀBq − 1, and the curvature along the last step.
+
+    q is a random mix of the captured vectors. Of the last step only the part outside the sketch counts; without one,
+    its curvature is 0.
+    """
+    progress, seed = rules.progress, int(rules.settings["seed"])
+    storage = FlatParams(operator.params)
+    space, generator = storage.space, generator_for(storage.device, seed, progress.attempts, progress.steps)
+    rows, values = sketch.rows, torch.tensor(sketch.values, dtype=torch.float64).to(sketch.rows)
+    mix = torch.randn(len(rows), generator=generator, device=rows.device, dtype=rows.dtype)
+    mix /= mix.norm()
+    columns = [mix @ rows]
+    if last_step is not None:
+        outside = last_step - space.total(rows @ last_step) @ rows
+        length = space.norms(outside.unsqueeze(1))
+        if bool(length > 0):
+            columns.append(outside / length)
+    image = (operator @ torch.stack(columns).T).detach().T
+    expected = (values * mix) @ rows
+    off, length = space.norms(torch.stack([image[0] - expected, expected]).T)
+    products = [columns[0] @ image[0], columns[0] @ expected, columns[-1] @ image[-1]]
+    seen, known, last = space.total(torch.stack(products))
+    # Where there was no curvature, nothing can be told relative to it.
+    drift, change = off / torch.where(length == 0, 1, length), torch.where(known == 0, 0, seen / known - 1)
+    along = last if len(columns) > 1 else torch.zeros_like(last)
+    progress.count(len(columns))
+    numbers: list[float] = torch.stack([drift, change, along]).tolist()
+    return numbers[0], numbers[1], numbers[2]
