@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from cao import GaussNewton, Hessian, Lanczos
-from cao.linalg import random_columns
+from cao.linalg.space import HERE
 
 
 def main() -> None:
@@ -18,7 +18,7 @@ def main() -> None:
     inputs, targets = torch.tensor(pixels[:512], dtype=torch.float32) / 16, torch.tensor(labels[:512])
     model = nn.Sequential(nn.Linear(64, 32), nn.BatchNorm1d(32), nn.Tanh(), nn.Linear(32, 10))
     params = list(model.parameters())
-    start = random_columns(sum(p.numel() for p in params), 1, torch.Generator().manual_seed(0))
+    start = HERE.random(sum(p.numel() for p in params), 1, torch.Generator().manual_seed(0))
 
     # The function is called as often as needed; batch-norm statistics and random streams stay as they are.
     hessian = Hessian(lambda: cross_entropy(model(inputs), targets), params)

@@ -1,6 +1,7 @@
 import re
 import shlex
 from functools import wraps
+from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
 
@@ -54,6 +55,13 @@ def test_no_line_of_a_paragraph_begins_a_list_by_accident(page):
     assert starts == []
 
 
+@pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
+def test_every_name_of_ours_that_a_page_imports_is_there(page):
+    lines = re.findall(r"^ *from (cao\S*) import (.+?)(?:  #.*)?$", page.read_text(), re.MULTILINE)
+    names = [(module, name.split(" as ")[0].strip()) for module, listed in lines for name in listed.split(",")]
+    assert [(module, name) for module, name in names if not hasattr(import_module(module), name)] == []
+
+
 @pytest.mark.parametrize("line", SHOWN)
 def test_every_command_that_is_shown_is_understood(line, monkeypatch):
     called = []
@@ -78,7 +86,9 @@ def test_the_readme_shows_every_command():
 
 
 def test_the_tree_names_every_module_of_the_library_and_every_part_of_the_laboratory():
-    library = {path.name for path in (ROOT / "src/cao").glob("*.py")} - {"__init__.py"} | {"autograd/", "integrations/"}
+    inner = {"autograd", "integrations"}
+    modules = {path for path in (ROOT / "src/cao").rglob("*.py") if path.parent.name not in inner}
+    library = {path.name for path in modules} - {"__init__.py"} | {f"{name}/" for name in inner}
     laboratory = {path for path in (ROOT / "src/cao_lab").iterdir() if path.name not in ("__init__.py", "__pycache__")}
     parts = {f"{path.name}/" if path.is_dir() else path.name for path in laboratory if path.suffix in ("", ".py")}
     assert [name for name in sorted(library | parts) if f"  {name} " not in TREE] == []

@@ -40,6 +40,14 @@ def test_the_edge_of_stability_is_drawn_and_told(tmp_path):
     assert (tmp_path / "out/sharpness.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_the_largest_safe_rate_is_found_and_half_of_it_trains_best(tmp_path):
+    edge, *losses, written = run_example("largest_safe_rate", folder=tmp_path).splitlines()
+    slow, safe, wild = (float(line.split("loss ")[1]) for line in losses)
+    assert "of the edge" in edge
+    assert safe < slow < wild
+    assert written == "wrote out/largest_safe_rate.png"
+
+
 def test_a_physics_informed_network_is_solved_twice_and_drawn(tmp_path):
     options = ("--seconds", "0.5", "--adam", "20", "--width", "6", "--points", "60")
     lbfgs, sketched, written = run_example("pinn", *options, folder=tmp_path).splitlines()

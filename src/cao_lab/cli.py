@@ -1,4 +1,4 @@
-"""The command `cao`: train · solve · suite · report · theory · spectrum · bench · data.
+"""The command `cao`: train · solve · suite · report · theory · spectrum · watch · bench · data.
 
 Each command imports what it needs when it runs, so that `cao --help` and `cao report` do not wait for torch.
 """
@@ -7,9 +7,11 @@ Each command imports what it needs when it runs, so that `cao --help` and `cao r
 
 import os
 import shlex
+import shutil
 import sys
 import time
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Literal, NoReturn
 
@@ -17,11 +19,16 @@ import tyro
 
 from cao_lab.config import ConfigError, Execution, RunConfig, SlurmOptions, output_folder
 from cao_lab.facts import RUN_ELSEWHERE, SUITES, kind_of
+from cao_lab.failures import is_expected
 from cao_lab.solvers.config import SolveConfig
 from cao_lab.spectrum.config import SpectrumConfig
+from cao_lab.terminal import complain, prepare
 
 WRONG_INPUT = 2
 SECONDS_FOR_THE_FIRST = 10.0
+SUITE_HELP = "\n".join(
+    [*(f"{name}: {info.about}" for name, info in SUITES.items()), "or path.py:NAME, a list of yours."]
+)
 
 
 def train(config: RunConfig, execution: Execution) -> int:
@@ -57,12 +64,13 @@ def solve(config: SolveConfig) -> int:
     """Minimise a full-batch loss, yours or one of the laboratory's, and draw loss against evaluations and seconds."""
     from cao_lab.solvers.command import run_solve
 
-    print(run_solve(config))
-    return 0
+    message, code = run_solve(config)
+    print(message)
+    return code
 
 
 def suite(
-    name: Annotated[tyro.conf.Positional[str], tyro.conf.arg(help=f"{', '.join(SUITES)}, or path.py:NAME.")],
+    name: Annotated[tyro.conf.Positional[str], tyro.conf.arg(help=SUITE_HELP)],
     /,
     *,
     jobs: int = 1,
@@ -96,6 +104,10 @@ def suite(
             print("\n".join(list_robust(execution)))
             return 0
         return run_robust(execution, jobs)
+    if kind_of(name) == "alarms":
+        from cao_lab.suites.watch import run_watch
+
+        return run_watch(execution, dry_run)
     if kind_of(name) == "solvers":
         return suite_of_contests(name, jobs, dry_run, execution)
     if dry_run:
@@ -140,11 +152,11 @@ def theory(logs: Path = Path("logs"), out: Path = Path("report")) -> int:
         logs: Folder with the logs, where theory.csv is written.
         out: Folder to write the figures to.
     """
-    from cao_lab.theory import check_theory
+    from cao_lab.theory import check_theory, shown
 
     for folder in (logs, out):  # One that cannot be written to shows at once, and not after minutes.
         output_folder(folder)
-    print(check_theory(logs, out).to_string(index=False))
+    print(shown(check_theory(logs, out), logs, max(100, shutil.get_terminal_size().columns)))
     return 0
 
 
@@ -153,6 +165,27 @@ def spectrum(config: SpectrumConfig) -> int:
     from cao_lab.spectrum.measure import measure_spectrum
 
     print(measure_spectrum(config))
+    return 0
+
+
+def watch(log: tyro.conf.Positional[Path], /, out: Path = Path("out/watch.png")) -> int:
+    """Draw the sharpness, the edge of stability and the learning rate of a training.
+
+    Args:
+        log: What `Sharpness(optimizer, tell="watch.csv")` has written.
+        out: Picture to write.
+    """
+    from cao.readings import from_file, picture
+
+    try:
+        readings = from_file(log)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    if not readings:
+        raise ConfigError(f"{log} has no readings yet")
+    output_folder(out.parent)
+    picture(readings).savefig(out, dpi=140)
+    print(f"{readings[-1]}\nwritten to {out}")
     return 0
 
 
@@ -166,7 +199,8 @@ def bench(out: Path = Path("out/bench"), quick: bool = False) -> int:
     from cao_lab.bench.run import run_bench
 
     rows = run_bench(out, quick)
-    print(f"{sum(row.is_reached is False for row in rows)} targets missed; see {out / 'bench.md'}")
+    missed = f"{sum(row.is_reached is False for row in rows)} targets missed"
+    print(f"{'quick figures are not held against the targets' if quick else missed}; see {out / 'bench.md'}")
     return 0
 
 
@@ -190,6 +224,7 @@ COMMANDS: dict[str, Callable[..., int]] = {
     "report": report,
     "theory": theory,
     "spectrum": spectrum,
+    "watch": watch,
     "bench": bench,
     "data": data,
 }
@@ -203,10 +238,14 @@ SHORT_NAMES = (
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:
-    """Run a command; an error that the user can correct is reported in one line."""
+    """Run a command; what the user can correct is reported in one line, a mistake of ours with its traceback."""
+    prepare()
     if is_under_torchrun():
         # Every process would be told by torch, before its first step, that no parameter is unused: see runs/ranks.py.
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    if (sys.argv[1:] if arguments is None else arguments) == ["--version"]:
+        print(f"cao {metadata.version('cao-optimizer')}")
+        sys.exit(0)
     try:
         code = tyro.extras.subcommand_cli_from_dict(
             COMMANDS,
@@ -227,13 +266,6 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         if not is_first_rank():
             # What is wrong is mostly so in all processes, and torchrun ends this one when the first has said it.
             time.sleep(SECONDS_FOR_THE_FIRST)
-        print(f"cao: {' '.join(str(error).split())}", file=sys.stderr)
+        complain(f"cao: {' '.join(str(error).split())}")
         sys.exit(WRONG_INPUT)
     sys.exit(code)
-
-
-def is_expected(error: Exception) -> bool:
-    """Whether the error speaks to the user rather than to a programmer: ours, the file system's, or want of memory."""
-    is_out_of_memory = isinstance(error, MemoryError) or "allocate memory" in str(error)
-    is_ours = type(error).__module__.startswith("cao_lab")
-    return is_ours or is_out_of_memory or isinstance(error, OSError | ValueError)

@@ -4,7 +4,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-SuiteKind: TypeAlias = Literal["comparison", "repeat", "tuned", "sweep", "optimum", "stability", "rates", "solvers"]
+SuiteKind: TypeAlias = Literal[
+    "comparison", "repeat", "tuned", "sweep", "optimum", "stability", "rates", "solvers", "alarms"
+]
 
 
 @dataclass(frozen=True)
@@ -16,6 +18,7 @@ class Thresholds:
 
 
 PAPER_THRESHOLDS = Thresholds(0.75, (1.0, 0.9, 0.8, 0.75, 0.7, 0.6))
+NARROW_CIFAR100 = Thresholds(2.0, (3.0, 2.5, 2.25, 2.0, 1.75, 1.5, *PAPER_THRESHOLDS.sweep))
 DIGITS_THRESHOLDS = Thresholds(0.1, (0.5, 0.3, 0.2, 0.1, 0.05))
 TEXT_THRESHOLDS = Thresholds(2.0, (2.6, 2.4, 2.2, 2.0, 1.8, 1.6))
 DISTANCES = Thresholds(1e-3, (1e-1, 1e-2, 1e-3, 1e-4))
@@ -39,13 +42,15 @@ class DatasetInfo:
     """Declared train losses; None where none are."""
     models: tuple[str, ...] | None = None
     """The models, as tasks name them, for which they are declared; others have shares of ln(classes)."""
+    narrow: Thresholds | None = None
+    """Declared for the same models at less width on all images: the paper's, or others if these are out of reach."""
 
 
 PAPER_MODELS = ("resnet18", "resnet34")
 MODELS = (*PAPER_MODELS, "linear", "mlp", "autoencoder", "transformer")
 DATASETS: Mapping[str, DatasetInfo] = {
-    "cifar10": DatasetInfo(10, PAPER_THRESHOLDS, PAPER_MODELS),
-    "cifar100": DatasetInfo(100, PAPER_THRESHOLDS, PAPER_MODELS),
+    "cifar10": DatasetInfo(10, PAPER_THRESHOLDS, PAPER_MODELS, narrow=PAPER_THRESHOLDS),
+    "cifar100": DatasetInfo(100, PAPER_THRESHOLDS, PAPER_MODELS, narrow=NARROW_CIFAR100),
     "digits": DatasetInfo(10, DIGITS_THRESHOLDS),
     "breast-cancer": DatasetInfo(2),
     "diabetes": DatasetInfo(None),
@@ -93,6 +98,8 @@ class SuiteInfo:
     """Where its runs are listed: a module of `cao_lab.suites`, and a name in it."""
     thresholds: Thresholds | None = None
     """Shares of the way from the first loss to the lowest; None takes the dataset's thresholds."""
+    about: str = ""
+    """What it asks and how long it takes, on two cores unless it says otherwise."""
     figures: Mapping[tuple[str, str], str] = field(default_factory=dict)
     """Names of figures other than the usual, by task and kind."""
 
@@ -101,6 +108,7 @@ SUITES: Mapping[str, SuiteInfo] = {
     "paper": SuiteInfo(
         "comparison",
         "paper:PAPER",
+        about="the paper's tables and figures, 8.7 GPU-hours",
         figures={
             ("cifar100-resnet18", "train-loss"): "figure-1-train-loss-c100-r18",
             ("cifar100-resnet18", "train-loss-early"): "figure-2-train-loss-c100-r18-early",
@@ -111,21 +119,46 @@ SUITES: Mapping[str, SuiteInfo] = {
             ("cifar100-resnet18", "train-accuracy"): "appendix-d-train-accuracy-c100-r18",
         },
     ),
-    "mini": SuiteInfo("comparison", "mini:MINI"),
-    "mini-again": SuiteInfo("repeat", "mini:MINI_AGAIN"),
-    "mini-tuned": SuiteInfo("tuned", "tuned:mini_tuned"),
-    "sensitivity": SuiteInfo("sweep", "paper:SENSITIVITY"),
-    "mini-sensitivity": SuiteInfo("sweep", "mini:MINI_SENSITIVITY"),
-    "digits-tuned": SuiteInfo("tuned", "tuned:digits_tuned"),
-    "transformer": SuiteInfo("tuned", "transformer:transformer"),
-    "ill-conditioned": SuiteInfo("optimum", "ill_conditioned:ill_conditioned", DISTANCES),
-    "stable-range": SuiteInfo("stability", "stable_range:stable_range"),
-    "demo-conditioning": SuiteInfo("optimum", "demo:CONDITIONING", DISTANCES),
-    "demo": SuiteInfo("comparison", "paper:DEMO"),
-    "robust": SuiteInfo("rates", "robust:run_robust"),
-    "scientific": SuiteInfo("solvers", "scientific:SCIENTIFIC"),
-    "scientific-points": SuiteInfo("solvers", "scientific:MORE_POINTS"),
-    "rathore": SuiteInfo("solvers", "scientific:AT_FULL_WIDTH"),
+    "narrow": SuiteInfo("comparison", "narrow:NARROW", about="the paper's protocol at width 8, 45 core hours"),
+    "mini": SuiteInfo("comparison", "mini:MINI", about="the paper's questions at a small machine's size, 2.5 h"),
+    "mini-again": SuiteInfo("repeat", "mini:MINI_AGAIN", about="CAO's runs of version 0.1 on today's code, 45 min"),
+    "mini-tuned": SuiteInfo("tuned", "tuned:mini_tuned", about="is CAO better than others tuned equally? 1 h"),
+    "sensitivity": SuiteInfo(
+        "sweep", "paper:SENSITIVITY", about="the paper's sweep of damping and refresh interval, 2.2 GPU-hours"
+    ),
+    "mini-sensitivity": SuiteInfo(
+        "sweep", "mini:MINI_SENSITIVITY", about="the sweep of damping and refresh interval at that size, 50 min"
+    ),
+    "digits-tuned": SuiteInfo("tuned", "tuned:digits_tuned", about="the same on digits, 3 min"),
+    "transformer": SuiteInfo(
+        "tuned", "transformer:transformer", about="the same on text, with a small transformer, 30 min"
+    ),
+    "ill-conditioned": SuiteInfo(
+        "optimum",
+        "ill_conditioned:ill_conditioned",
+        DISTANCES,
+        about="does curvature pay where conditioning is the problem? 10 min",
+    ),
+    "stable-range": SuiteInfo(
+        "stability", "stable_range:stable_range", about="how large may the rate over the damping be? 45 min"
+    ),
+    "demo-conditioning": SuiteInfo(
+        "optimum", "demo:CONDITIONING", DISTANCES, about="does curvature pay on a badly scaled regression? 20 s"
+    ),
+    "demo": SuiteInfo("comparison", "paper:DEMO", about="does everything work here? 70 s"),
+    "robust": SuiteInfo("rates", "robust:run_robust", about="are CAO's defaults ever worse than SGD or AdamW? 20 min"),
+    "watch": SuiteInfo(
+        "alarms", "watch:run_watch", about="does the sharpness tell that a training will diverge? 15 core minutes"
+    ),
+    "scientific": SuiteInfo(
+        "solvers", "scientific:SCIENTIFIC", about="which full-batch solver is best for the same cost? 25 min to 2 h"
+    ),
+    "scientific-points": SuiteInfo(
+        "solvers", "scientific:MORE_POINTS", about="do more points lower the errors? 12 min"
+    ),
+    "rathore": SuiteInfo(
+        "solvers", "scientific:AT_FULL_WIDTH", about="full-batch solvers at the width of Rathore et al. (2024), 3 h"
+    ),
 }
 """In the order in which a report shows them; suites that are not listed follow, and nothing is judged by them."""
 
@@ -135,7 +168,7 @@ SEARCHING: tuple[SuiteKind, ...] = ("tuned", "optimum", "stability")
 REPEATING: tuple[SuiteKind, ...] = ("comparison", "repeat", "sweep")
 """Kinds whose suites give a task the same budget, so that a label and a seed that two of them share are one run."""
 
-RUN_ELSEWHERE: tuple[SuiteKind, ...] = ("rates", "solvers")
+RUN_ELSEWHERE: tuple[SuiteKind, ...] = ("rates", "solvers", "alarms")
 """Kinds of suites that are not lists of single runs: each kind has a runner, and logs, of its own."""
 
 
@@ -171,6 +204,7 @@ METHODS: Mapping[str, MethodInfo] = {
     "adam": MethodInfo("Adam", "#00a856"),
     "adamw": MethodInfo("AdamW", "#157591"),
     "lbfgs": MethodInfo("L-BFGS", "#7572e8", has_epochs=False),
+    "sketched-lbfgs": MethodInfo("SketchedLBFGS", "#1b0205", has_epochs=False),
     "adahessian": MethodInfo("AdaHessian", "#f86050"),
     "soap": MethodInfo("SOAP", "#5bb6f7"),
     "muon": MethodInfo("Muon", "#a9b600"),

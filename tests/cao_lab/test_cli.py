@@ -1,13 +1,25 @@
+import csv
+import os
+import shlex
+import signal
 import subprocess
 import sys
+from importlib import metadata
 
+import pandas as pd
 import pytest
 import torch
 
+import cao_lab.bench.run as bench
+from cao_lab import theory
+from cao_lab.bench.rows import Row
 from cao_lab.cli import main
+from cao_lab.facts import SUITES
+from cao_lab.log import writing
 from cao_lab.log.header import read_header
 from cao_lab.log.writing import RunLog
 from cao_lab.runs import checkpoint, session
+from cao_lab.runs.stopping import stop_requests
 
 FOLDER = "runs/digits-mlpw8/sgd/seed0"
 SHORT = ["train", "sgd", "--epochs", "2", "--width", "8"]
@@ -29,7 +41,10 @@ def cao(tmp_path, capsys, monkeypatch):
 
 def test_training_leaves_a_log_and_says_where(cao, tmp_path):
     code, said = cao(*SHORT)
-    assert (code, said) == (0, f"finished after 2 of 2 epochs: logs/{FOLDER}\n")
+    rows = list(csv.DictReader((tmp_path / "logs" / FOLDER / "epochs.csv").open()))
+    losses = f"train loss {float(rows[-1]['train_loss']):.4g}, test loss {float(rows[-1]['test_loss']):.4g}"
+    reached = f"{losses}, test accuracy {float(rows[-1]['test_accuracy']):.4g}"
+    assert (code, said) == (0, f"finished after 2 of 2 epochs, {reached}: logs/{FOLDER}\n")
     header = read_header(tmp_path / "logs" / FOLDER)
     assert header["status"] == "finished"
     assert header["command"] == "cao train sgd --epochs 2 --width 8"
@@ -185,6 +200,107 @@ def test_a_full_disk_ends_the_run_in_one_line(cao, tmp_path, monkeypatch):
     assert read_header(tmp_path / "logs" / FOLDER)["status"] == "failed"
 
 
+def test_a_mistake_of_ours_keeps_its_traceback(cao, tmp_path, monkeypatch):
+    monkeypatch.setattr(session.Session, "begin", lambda _: int("no number"))
+    with pytest.raises(ValueError, match="no number"):
+        main(SHORT)
+    monkeypatch.setattr(session.Session, "run", lambda _: (tmp_path / "not" / "there").read_text())
+    with pytest.raises(FileNotFoundError):
+        main([*SHORT, "--seed", "1"])
+    assert "FileNotFoundError" in (tmp_path / "logs" / FOLDER.replace("seed0", "seed1") / "traceback.txt").read_text()
+
+
+def test_a_run_whose_first_header_could_not_be_written_can_be_begun_again(cao, monkeypatch):
+    with monkeypatch.context() as patch:
+
+        def full(*_):
+            patch.undo()
+            raise OSError(28, "No space left on device")
+
+        patch.setattr(writing, "sync", full)
+        assert cao(*SHORT)[0] == 2
+    assert cao(*SHORT)[0] == 0
+
+
+COMMAND = "from cao_lab.cli import main; main()"
+
+
+def shell(folder, command, **environment):
+    """Run a command as a shell does that closes streams, or that has another locale."""
+    run = f"{shlex.quote(sys.executable)} -c {shlex.quote(COMMAND)} {command}"
+    setting = {**os.environ, **environment}
+    return subprocess.run(run, shell=True, cwd=folder, env=setting, capture_output=True, timeout=120, check=False)
+
+
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [
+        ("train sgd --epochs 1 --width 8 >&- 2>&-", 0),
+        ("train sgd --epochs 0 2>&-", 2),
+        ("train sgd --epochs 0 2>/dev/full", 2),
+        ("solve regression --evaluations 3 2>&-", 0),
+    ],
+)
+def test_closed_and_full_streams_do_not_end_a_command(tmp_path, command, code):
+    assert shell(tmp_path, command).returncode == code
+
+
+def test_help_is_shown_by_a_terminal_that_has_no_greek_letters(tmp_path):
+    shown = shell(tmp_path, "train sgd --help", PYTHONIOENCODING="ascii")
+    assert (shown.returncode, b"--momentum" in shown.stdout) == (0, True)
+
+
+def test_help_comes_to_an_end_in_three_columns(tmp_path):
+    assert shell(tmp_path, "suite --help", COLUMNS="3").returncode == 0
+
+
+@pytest.mark.parametrize("ignored", [False, True])
+def test_a_closed_terminal_stops_a_run_unless_nohup_holds(ignored):
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN if ignored else signal.SIG_DFL)
+    try:
+        with stop_requests() as request:
+            assert ignored or callable(signal.getsignal(signal.SIGHUP))
+            os.kill(os.getpid(), signal.SIGHUP)
+        assert request.signal == (0 if ignored else signal.SIGHUP)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_a_dry_run_without_data_says_how_to_get_them(cao, monkeypatch):
+    monkeypatch.delenv("CAO_DATA", raising=False)
+    code, said = cao("suite", "paper", "--dry-run")
+    assert code == 0
+    last = said.splitlines()[-1]
+    assert "0 s in all" not in said
+    assert "cao data cifar10 --data-dir DIR; cao data cifar100 --data-dir DIR" in last
+
+
+def test_help_says_what_each_suite_is(cao, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    _, said = cao("suite", "--help")
+    for name, info in SUITES.items():
+        assert f"{name}: {info.about}" in " ".join(said.replace("│", " ").split())
+
+
+def test_quick_figures_are_not_held_against_targets(cao, monkeypatch):
+    monkeypatch.setattr(bench, "run_bench", lambda *_: [Row("one", 2.0, 1.0, None, "ratio", "", 1)])
+    assert "targets missed" not in cao("bench", "--quick")[1]
+    assert "1 targets missed" in cao("bench")[1]
+
+
+def test_the_theory_is_summed_up_first_and_fits_the_terminal(cao, monkeypatch):
+    row = {"statement": "a long statement " * 9, "problem": "one " * 30, "bound": 1.0, "observed": 0.123456789}
+    table = pd.DataFrame([row | {"slack": 0.1, "verdict": verdict} for verdict in ("holds", "holds", "violated")])
+    monkeypatch.setattr(theory, "check_theory", lambda *_: table)
+    lines = cao("theory")[1].splitlines()
+    assert lines[0].startswith("3 statements: 2 holds, 1 violated; see logs/theory.csv")
+    assert max(map(len, lines)) <= 100
+
+
+def test_the_version_is_that_of_the_distribution(cao):
+    assert cao("--version") == (0, f"cao {metadata.version('cao-optimizer')}\n")
+
+
 def test_a_mistyped_flag_gets_a_suggestion(cao):
     code, said = cao("train", "sgd", "--epoch", "3")
     assert code == 2
@@ -248,3 +364,21 @@ def test_a_file_in_the_place_of_the_output_is_refused_before_anything_is_compute
     assert code == 2
     assert said == "cao: a folder is needed for the output, and taken is a file or lies below one\n"
     assert (tmp_path / "taken").read_text() == "mine"
+
+
+def test_a_watched_training_is_drawn(cao, tmp_path):
+    fields = "step,sharpness,preconditioned,edge,ratio,lr,residual,products,seconds,share"
+    (tmp_path / "watch.csv").write_text(f"{fields}\n0,4.0,5.0,20.0,0.25,0.1,0.1,3,0.5,0.01\n")
+    code, said = cao("watch", "watch.csv")
+    assert (code, said.splitlines()) == (
+        0,
+        ["step 0: sharpness 4 at lr 0.1, 0.25 of the edge (3 products, 1.0% of the time)", "written to out/watch.png"],
+    )
+    assert (tmp_path / "out/watch.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_what_is_no_log_of_a_watch_is_refused_in_one_line(cao, tmp_path):
+    (tmp_path / "watch.csv").write_text("a,b\n1,2\n")
+    code, said = cao("watch", "watch.csv")
+    assert code == 2
+    assert said.startswith("cao: watch.csv is no log of readings ('step'); write one with Sharpness(")

@@ -68,7 +68,7 @@ def test_foreign_json_is_refused(data):
     [
         RunConfig(SGDConfig()),
         RunConfig(SGDConfig(lr=0.5, nesterov=True, max_gradient_norm=None), dataset="cifar10", model="resnet34"),
-        RunConfig(CAOConfig(rank=0, scaling="unit", damping="auto", warm_start=True), batch_size=None, l2=1e-3),
+        RunConfig(CAOConfig(rank=0, scaling="unit", damping=0.5, warm_start=True), batch_size=None, l2=1e-3),
         RunConfig(LBFGSConfig(line_search="none"), batch_size=None, schedule="cosine", suite="mine", seed=7),
     ],
 )

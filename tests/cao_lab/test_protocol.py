@@ -17,6 +17,8 @@ from cao_lab.reporting.setting import settings
     [
         ("cifar100-resnet18", 0.75),
         ("cifar10-resnet34", 0.75),
+        ("cifar10-resnet18w8", 0.75),
+        ("cifar100-resnet18w16", 2.0),
         ("cifar100-resnet18w16-n5000", 0.75 * math.log(100)),
         ("cifar10-resnet18w16-n5000", 0.75 * math.log(10)),
         ("digits-mlp", 0.1),

@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from cao import Eigenpairs, Hessian, Lanczos
-from cao.operators import ParameterOperator
+from cao.curvature.operators import ParameterOperator
 from cao_lab.bench.race import COUNT, by_eigsh, plain_product
 from cao_lab.bench.rows import Row, Rows
 from cao_lab.bench.sizes import Sizes

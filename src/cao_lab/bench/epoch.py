@@ -85,7 +85,7 @@ def refresh_times(task: Task, curvatures: Sequence[Curvature], rank: int, rounds
 
 def refresh_case(task: Task, curvature: Curvature, rank: int) -> Case:
     """Return the refresh of a CAO with default settings; the forward pass of a loss is the training step's own."""
-    optimizer = CAO.paper(task.params, LR, rank=rank, refresh_every=REFRESH_EVERY)
+    optimizer = CAO(task.params, LR, rank=rank, refresh_every=REFRESH_EVERY, damping=0.1)
 
     def prepared() -> Action:
         source = task.source(curvature)
@@ -96,7 +96,7 @@ def refresh_case(task: Task, curvature: Curvature, rank: int) -> Case:
 
 def products_of_refresh(rank: int) -> int:
     """Return the products of a refresh of CAO with default settings."""
-    iterations: int = CAO.paper([torch.zeros(rank)], LR, rank=rank).defaults["power_iterations"]
+    iterations: int = CAO([torch.zeros(rank)], LR, rank=rank).defaults["power_iterations"]
     return rank * (iterations + 1)
 
 

@@ -25,7 +25,6 @@ TARGETS: dict[MemoryCase, float | None] = {
     "parts": 1.10,
     "hessian": None,
     "gauss-newton-after-forward": None,
-    "gauss-newton-dropping": 1.10,
     "default-rules": 1.10,
 }
 NOTES: dict[MemoryCase, str] = {
@@ -33,7 +32,6 @@ NOTES: dict[MemoryCase, str] = {
     "parts": "k = 1; Hessian over {parts} parts of {part}, refresh before the training forward",
     "hessian": "k = 1; the one-liner refresh_if_due(loss), Hessian of the whole batch; the paper: 2.39",
     "gauss-newton-after-forward": "k = 1; refresh while the training forward's graph is alive",
-    "gauss-newton-dropping": "k = 1; refresh before the training forward, keep_sketch=False",
     "default-rules": "CAO(params, lr), Gauss-Newton before the training forward, nothing sharp enough to be captured",
 }
 
@@ -45,7 +43,7 @@ def memory_rows(sizes: Sizes) -> Rows:
 
 def wide_memory_rows(sizes: Sizes) -> Rows:
     """Measure the kinds that have a target, and the one-liner, at the second width."""
-    cases: tuple[MemoryCase, ...] = ("gauss-newton", "gauss-newton-dropping", "parts", "hessian")
+    cases: tuple[MemoryCase, ...] = ("gauss-newton", "parts", "hessian")
     return [] if sizes.wide is None else width_rows(sizes, sizes.wide, cases, 1)
 
 

@@ -1,5 +1,6 @@
 """All sections of `cao bench`, in order."""
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -48,6 +49,8 @@ def measure(sizes: Sizes, out: Path, title: str) -> Rows:
     rows: Rows = []
     for section in (bar := tqdm(SECTIONS, disable=None)):
         bar.set_description(section)
+        if bar.disable:
+            sys.stderr.write(f"measuring: {section}\n")
         rows += SECTIONS[section](sizes)
         write_rows(rows, out)
     write_summary(rows, out, title)

@@ -75,14 +75,14 @@ def log_log_slope(xs: Sequence[float], ys: Sequence[float]) -> float:
 def refresh_action(n: int, k: int) -> Action:
     """Return a refresh of CAO with default settings on a diagonal matrix."""
     param = nn.Parameter(torch.zeros(n, device=device()))
-    optimizer, operator = CAO.paper([param], LR, rank=k), Diagonal(param)
+    optimizer, operator = CAO([param], LR, rank=k, refresh_every=400, damping=0.1), Diagonal(param)
     return lambda: optimizer.refresh(operator)
 
 
 def step_action(n: int, k: int) -> Action:
     """Return a step of CAO with a sketch."""
     param = nn.Parameter(torch.zeros(n, device=device()))
-    optimizer = CAO.paper([param], LR, rank=k, power_iterations=0, refresh_every=10**9)
+    optimizer = CAO([param], LR, rank=k, power_iterations=0, refresh_every=10**9, damping=0.1)
     optimizer.refresh(Diagonal(param))
     param.grad = torch.ones_like(param)
     return optimizer.step
@@ -109,28 +109,23 @@ def allocation_rows(sizes: Sizes) -> Rows:
     rows = []
     for k in sorted({1, min(8, max(sizes.ranks))}):
         held, peak = floats_per_parameter(n, k)
-        _, lower_peak = floats_per_parameter(n, k, keep_sketch=False)
         rows += [
             Row(f"floats_between_refreshes_k{k}", held, k + 1, None, "n", "parameters and sketch, gradient freed", 1),
             Row(
                 f"floats_during_refresh_k{k}", peak, 2 * k + 4, None, "n",
                 "peak of a refresh from a warm start, parameters included, gradient freed, the operator's own not", 1,
             ),
-            Row(
-                f"floats_during_refresh_dropping_k{k}", lower_peak, 2 * k + 4, None, "n",
-                "the same with keep_sketch=False", 1,
-            ),
         ]  # fmt: skip
     return rows
 
 
-def floats_per_parameter(n: int, k: int, *, keep_sketch: bool = True) -> tuple[float, float]:
+def floats_per_parameter(n: int, k: int) -> tuple[float, float]:
     """Return, in multiples of n, the floats held between refreshes and the most held during the second one."""
     with AllocationMeter() as meter:
         param = nn.Parameter(torch.zeros(n, device=device()))
         operator = Diagonal(param)
         own = meter.live_bytes - 4 * n
-        optimizer = CAO.paper([param], LR, rank=k, refresh_every=1, keep_sketch=keep_sketch)
+        optimizer = CAO([param], LR, rank=k, refresh_every=1, damping=0.1)
         for _ in range(2):
             meter.reset_peak()
             optimizer.refresh(operator)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import torch
 
 from cao import SketchedLBFGS
-from cao.quasi_newton import InverseHessian
+from cao.quasi_newton.pairs import Pairs
 from cao_lab.bench.rows import Rows, estimate
 from cao_lab.bench.sizes import Sizes
 from cao_lab.solvers.objective import flat
@@ -32,7 +32,7 @@ def solver_rows(sizes: Sizes) -> Rows:
 def own_shares(params: list[torch.Tensor], loss: Callable[[], torch.Tensor], iterations: int) -> list[float]:
     """Return for each iteration what the optimizer took for itself, over that and the time of one evaluation."""
     evaluations: list[float] = []
-    optimizer = SketchedLBFGS(params, max_iter=1, max_eval=1000, history_size=HISTORY)
+    optimizer = SketchedLBFGS(params, max_iter=1, max_eval=1000, memory="pairs", history_size=HISTORY)
     fill(optimizer, params)
 
     def closure() -> torch.Tensor:
@@ -57,7 +57,7 @@ def fill(optimizer: SketchedLBFGS, params: list[torch.Tensor]) -> None:
     """Give the optimizer a sketch and pairs, those of a quadratic, as it has them after many iterations."""
     generator = torch.Generator().manual_seed(SEED)
     like = flat(params)
-    inverse = InverseHessian(optimizer.state[params[0]])
+    inverse = Pairs(optimizer.state[params[0]], HISTORY)
     vectors = torch.linalg.qr(torch.randn(len(like), RANK, generator=generator, dtype=like.dtype)).Q.T.contiguous()
     values = torch.logspace(6, 3, RANK, dtype=torch.float64)
     inverse.damping = float(values[-1])
@@ -65,4 +65,4 @@ def fill(optimizer: SketchedLBFGS, params: list[torch.Tensor]) -> None:
     for _ in range(HISTORY):
         step = torch.randn(len(like), generator=generator, dtype=like.dtype)
         change = inverse.damping * step + vectors.T @ (values.to(like) * (vectors @ step))
-        inverse.add(step, change, HISTORY)
+        inverse.learn(step, change)

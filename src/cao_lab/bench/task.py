@@ -9,8 +9,9 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from cao import CAO, Eigenpairs
-from cao.linalg import orthonormalize, random_columns
-from cao.operators import ParameterOperator
+from cao.curvature.operators import ParameterOperator
+from cao.linalg.columns import orthonormalize
+from cao.linalg.space import HERE
 from cao_lab.runs.curvature import SampledLoss, curvature_of_graph
 from cao_lab.tasks.problems import channels_last
 from cao_lab.tasks.resnet import resnet18
@@ -94,13 +95,13 @@ def device() -> torch.device:
 
 def random_sketch(size: int, rank: int) -> Eigenpairs:
     """Return orthonormal columns with the eigenvalues 1, 2, …, as a ready source of a refresh."""
-    columns = random_columns(size, rank, torch.Generator(device()).manual_seed(0))
+    columns = HERE.random(size, rank, torch.Generator(device()).manual_seed(0))
     values = torch.arange(1.0, rank + 1, device=device())
     return Eigenpairs(values, orthonormalize(columns), torch.zeros_like(values))
 
 
 def optimizer_with_sketch(params: list[nn.Parameter], rank: int) -> CAO:
     """Return a CAO that has its sketch and will not ask for another one soon."""
-    optimizer = CAO.paper(params, LR, rank=rank, refresh_every=10**9)
+    optimizer = CAO(params, LR, rank=rank, refresh_every=10**9, damping=0.1)
     optimizer.refresh(random_sketch(sum(p.numel() for p in params), rank))
     return optimizer

@@ -9,7 +9,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from cao import Hessian, Lanczos
-from cao.linalg import random_columns
+from cao.linalg.space import HERE
 from cao_lab.bench.sizes import Sizes
 from cao_lab.bench.task import Task, device, seeded_resnet
 from cao_lab.tasks.data import Batch, Dataset, batches, load, prepare
@@ -64,7 +64,7 @@ def top_vector(task: Task, products: int) -> Tensor:
 def cold_start(task: Task, seed: int) -> Tensor:
     """Return a random column for the task's curvature."""
     size = sum(p.numel() for p in task.params)
-    return random_columns(size, 1, torch.Generator(device()).manual_seed(seed))
+    return HERE.random(size, 1, torch.Generator(device()).manual_seed(seed))
 
 
 def images() -> tuple[str, Dataset]:

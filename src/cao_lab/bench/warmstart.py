@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from cao.eigensolvers import eigensolver_for
+from cao.linalg.eigensolvers import eigensolver_for
 from cao_lab.bench.rows import Row, Rows, estimate
 from cao_lab.bench.sizes import Sizes
 from cao_lab.bench.task import Curvature

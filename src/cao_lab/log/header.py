@@ -78,6 +78,7 @@ def optimizer_settings(found: dict[str, Any]) -> dict[str, Setting]:
         optional(number, f"config.optimizer.{name}", settings.get(name))
     for name in OPTIMIZER_TEXTS:
         optional(text, f"config.optimizer.{name}", settings.get(name))
+    # Of runs from before it was retired.
     if settings.get("damping") != "auto":
         optional(number, "config.optimizer.damping", settings.get("damping"))
     return settings

@@ -4,7 +4,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any, Generic, TypeVar, get_args
 
@@ -65,19 +65,23 @@ def read_rows(path: Path, record: type[Kind]) -> Rows[Kind]:
 
 
 def parsed(lines: list[str], record: type[Kind]) -> Iterator[Kind]:
-    """Yield the records in the lines of a CSV file, of which the first names the columns."""
-    header = lines[0].removesuffix("\r").split(",") if lines else []
-    names = [field.name for field in fields(record)]
-    if lost := [name for name in names if lines and header.count(name) != 1]:
+    """Yield the records in the lines of a CSV file, of which the first names the columns.
+
+    A column whose field has a default was added after the first logs were written, and may be missing.
+    """
+    if not lines:
+        return
+    header = lines[0].removesuffix("\r").split(",")
+    needed = [field for field in fields(record) if field.default is MISSING or field.name in header]
+    if lost := [field.name for field in needed if header.count(field.name) != 1]:
         raise LogError(f"its first line lacks {', '.join(lost)}")
-    parsers = [PARSERS[field.type] for field in fields(record)]
-    places = [header.index(name) for name in names if lines]
+    columns = [(field.name, PARSERS[field.type], header.index(field.name)) for field in needed]
     for place, line in enumerate(lines[1:], start=2):
         cells = line.removesuffix("\r").split(",")
         if len(cells) != len(header) or not PLAIN.fullmatch(line.removesuffix("\r")):
             raise LogError(f"line {place} is damaged: {one_line(line)[:60]}")
         try:
-            yield record(*(parse(cells[at]) for parse, at in zip(parsers, places, strict=True)))
+            yield record(**{name: parse(cells[at]) for name, parse, at in columns})
         except ValueError as error:
             raise LogError(f"line {place} is damaged: {error}") from error
 

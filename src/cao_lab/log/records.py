@@ -1,6 +1,6 @@
 """What a log consists of: the format's number, the states of a run, and a row of each CSV file."""
 
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from typing import Annotated, Any, Literal, TypeAlias, get_args
 
 FORMAT = 1
@@ -96,6 +96,11 @@ Record: TypeAlias = EpochRecord | RefreshRecord | SolveRecord | SweepRecord
 def columns(record: type[Record]) -> list[str]:
     """Return the columns of a kind of record."""
     return [field.name for field in fields(record)]
+
+
+def optional(record: type[Record]) -> list[str]:
+    """Return the columns that older logs may lack: those with a default."""
+    return [field.name for field in fields(record) if field.default is not MISSING]
 
 
 @dataclass(frozen=True)

@@ -4,14 +4,14 @@ import csv
 import json
 import os
 from collections.abc import Iterable
-from dataclasses import astuple
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Self
 
 from cao_lab.log.header import read_header
 from cao_lab.log.locking import Lock
 from cao_lab.log.reading import parsed, refused
-from cao_lab.log.records import EpochRecord, LogError, Record, RefreshRecord, columns
+from cao_lab.log.records import EpochRecord, LogError, Record, RefreshRecord, columns, optional
 
 
 class RowFile:
@@ -20,16 +20,18 @@ class RowFile:
     def __init__(self, path: Path, record: type[Record]) -> None:
         self.path = path
         self.record = record
+        self.columns = columns(record)
+        """Those of the file, once that is known: an older log goes on without the columns that it lacks."""
         self.rows = 0
 
     def append(self, records: Iterable[Record]) -> None:
         """Append one line a record, each written whole."""
         records = list(records)
         with self.path.open("a", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file, lineterminator="\n")
+            writer = csv.DictWriter(file, self.columns, lineterminator="\n", extrasaction="ignore")
             if file.tell() == 0:
-                writer.writerow(columns(self.record))
-            writer.writerows(astuple(record) for record in records)
+                writer.writeheader()
+            writer.writerows(asdict(record) for record in records)
         self.rows += len(records)
 
     def cut_back(self, rows: int) -> None:
@@ -47,8 +49,11 @@ class RowFile:
         if len(lines) <= rows > 0:
             raise LogError(f"{self.path} has fewer than the {rows} rows that its checkpoint remembers; {advice}")
         # To the byte: a report may read a copy with other line ends, but a run would go on with two kinds of them.
-        if lines and lines[0] != ",".join(columns(self.record)).encode():
-            raise LogError(f"{self.path} does not begin with the names of its columns; {advice}")
+        if lines:
+            found = lines[0].decode(errors="replace").split(",")
+            if found != [name for name in columns(self.record) if name in found or name not in optional(self.record)]:
+                raise LogError(f"{self.path} does not begin with the names of its columns; {advice}")
+            self.columns = found
         try:
             list(parsed([line.decode() for line in lines], self.record))
         except ValueError as error:
@@ -107,8 +112,9 @@ class RunLog:
         sync(self.folder)
 
     def update_header(self, **changes: Any) -> None:
-        """Change some keys of run.json."""
-        self.write_header({**(self.header or {}), **changes})
+        """Change some keys of run.json; a run that could not write it has not begun, and the next one may."""
+        if (header := self.header) is not None:
+            self.write_header({**header, **changes})
 
     def cut_back(self, epochs: int, refreshes: int) -> None:
         """Return both files to the rows that a checkpoint remembers."""

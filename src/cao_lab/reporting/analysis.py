@@ -1,15 +1,14 @@
 """What the logs say: first-hit epochs, means, speedups, costs. Tables in, tables out."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import numpy as np
 from pandas import DataFrame, Series
 
 from cao_lab.facts import CURVATURES, METHODS, product_price_row
-from cao_lab.reporting.intervals import Interval, ratio_interval
+from cao_lab.reporting.intervals import all_ratios, ratio_interval
 from cao_lab.reporting.logreader import RUN_KEY
 
 LABEL_KEY = RUN_KEY[:-1]
@@ -66,7 +65,7 @@ def ended_with_costs(epochs: DataFrame, prices: dict[str, float]) -> DataFrame:
     """Return the epochs of ended runs with what each cost, and beside it the epoch before: all but the threshold."""
     ended = epochs[epochs["has_ended"]].assign(gradient_cost=lambda table: gradient_cost(table, prices))
     kept = ["run", *RUN_KEY, "budget", "optimizer", "train_loss", *UNITS]
-    ended = with_losses_at_their_time(ended)[kept]
+    ended = at_their_time(ended)[kept]
     lowest = ended["train_loss"].fillna(np.inf).groupby(ended["run"]).cummin()
     ended["lowest_before"] = lowest.groupby(ended["run"]).shift(fill_value=np.inf)
     return ended.join(ended.groupby("run")[["epoch", "train_loss", "seconds"]].shift().add_suffix("_before"))
@@ -107,15 +106,16 @@ class Goal:
     hits: DataFrame
 
 
-def with_losses_at_their_time(epochs: DataFrame) -> DataFrame:
+def at_their_time(epochs: DataFrame) -> DataFrame:
     """Return the epochs with the costs at which their train losses were seen.
 
     A full batch shows its loss before the epoch's only step: after the epochs before it, and one more gradient.
     """
-    is_full_batch = epochs["steps_per_epoch"] == 1
-    seen = epochs.groupby("run")[UNITS].shift(fill_value=0.0)
-    seen["gradient_cost"] += 1
-    return epochs.assign(**{unit: epochs[unit].where(~is_full_batch, seen[unit]) for unit in UNITS})
+    is_full_batch, units = epochs["steps_per_epoch"] == 1, [unit for unit in UNITS if unit in epochs]
+    seen = epochs.groupby("run")[units].shift(fill_value=0.0)
+    if "gradient_cost" in units:
+        seen["gradient_cost"] += 1
+    return epochs.assign(**{unit: epochs[unit].where(~is_full_batch, seen[unit]) for unit in units})
 
 
 def by_seed(rows: DataFrame, column: str) -> dict[int, float]:
@@ -139,36 +139,18 @@ def time_to_threshold(hits: DataFrame, baseline: str | None) -> DataFrame:
     The mean and std are over the seeds that reached it, and `reached` of `seeds` says how many those are. The
     speedup is the baseline's crossing over the label's, over the seeds on which each reached the threshold.
     """
-    crossings, table = crossings_by_label(hits), arrivals(hits)
-    rows = []
-    for label in table["label"]:
-        row: dict[str, float] = {}
-        for unit, speedup in speedups(crossings.get(baseline), crossings[label]).items():
-            row |= {f"{unit}_speedup": speedup.center, f"{unit}_speedup_low": speedup.low}
-            row |= {f"{unit}_speedup_high": speedup.high, f"{unit}_speedup_pairs": speedup.count}
-        rows.append(row)
-    return table.join(DataFrame(rows))
-
-
-Crossings: TypeAlias = Mapping[str, Mapping[int, float]]
-"""When a method crossed a threshold on each seed, in epochs and in seconds."""
-
-
-def crossings_by_label(hits: DataFrame) -> dict[str | None, Crossings]:
-    """Return the interpolated crossings of each method of one task."""
-    found: dict[str | None, dict[str, dict[int, float]]] = {}
-    columns = hits[["label", "seed", "crossing_epoch", "crossing_seconds"]]
-    for label, seed, epoch, seconds in columns.itertuples(index=False):
-        own = found.setdefault(label, {"epoch": {}, "seconds": {}})
-        own["epoch"][seed], own["seconds"][seed] = epoch, seconds
-    return dict(found)
-
-
-def speedups(reference: Crossings | None, own: Crossings) -> dict[str, Interval]:
-    """Return how many times sooner a method crosses than a reference, in epochs and in seconds; nothing for itself."""
-    if reference is own:
-        return {unit: ratio_interval({}, {}) for unit in own}
-    return {unit: ratio_interval(reference[unit] if reference else {}, own[unit]) for unit in own}
+    table, columns = arrivals(hits), dict[str, np.ndarray]()
+    for unit in ("epoch", "seconds"):
+        own = hits.pivot(index="label", columns="seed", values=f"crossing_{unit}").reindex(table["label"])
+        reference = own.reindex([baseline]).to_numpy(float)
+        values = own.to_numpy(float, copy=True)
+        # Over itself nobody is sooner.
+        values[own.index == baseline] = math.nan
+        pairs = np.stack([np.broadcast_to(reference, values.shape), values], axis=1)
+        found = all_ratios(pairs)[:, 0, 1]
+        columns |= {f"{unit}_speedup{end}": found[:, place] for place, end in enumerate(("", "_low", "_high"))}
+        columns[f"{unit}_speedup_pairs"] = (~np.isnan(pairs)).sum(axis=-1).min(axis=-1)
+    return table.assign(**columns)
 
 
 def final_results(epochs: DataFrame) -> DataFrame:

@@ -1,6 +1,6 @@
 """The tables of docs/results.md, made from logs: the document is held to them word for word.
 
-Each stands in the document below a mark, `<!-- name -->`, and `scripts/update_results.py` puts it there.
+Each stands there below a mark, `<!-- table NAME -->`, and `scripts/fill_tables.py` puts it there.
 """
 
 import math
@@ -235,7 +235,7 @@ def steps(method: Series, hits: DataFrame) -> str:
         return "diverged" if method["status"] == "diverged" else f"not in {own['budget']:.0f}"
     cost = f"({own['gradient_cost']:.0f})"
     # A step of L-BFGS is ten iterations, and compares with nobody's.
-    return cost if method["optimizer"] == "lbfgs" else f"{own['epoch']:.0f} {cost}"
+    return f"{own['epoch']:.0f} {cost}" if method_info(str(method["optimizer"])).has_epochs else cost
 
 
 def in_order_of_loss(setting: Setting) -> Iterable[tuple[str, DataFrame]]:

@@ -13,7 +13,7 @@ from pandas import DataFrame
 
 from cao_lab.facts import method_info
 from cao_lab.protocol import is_usual
-from cao_lab.reporting.analysis import LARGEST_DRAWN, Goal, seed_band
+from cao_lab.reporting.analysis import LARGEST_DRAWN, Goal, at_their_time, seed_band
 from cao_lab.reporting.palette import Stroke, strokes
 
 STYLE = Path(__file__).with_name("cao.mplstyle")
@@ -31,7 +31,11 @@ AXES = {
 
 @styled
 def curve_figure(
-    runs: DataFrame, column: str, x: str = "epoch", goal: Goal | None = None, last_epoch: float | None = None
+    runs: DataFrame,
+    column: str = "train_loss",
+    x: str = "epoch",
+    goal: Goal | None = None,
+    last_epoch: float | None = None,
 ) -> Figure:
     """Draw a quantity over training: mean over seeds with a band of one standard deviation, single seeds thin.
 
@@ -62,13 +66,6 @@ def curve_figure(
         wrapped = [fill(name, LEGEND_WIDTH) for name in names]
         axes.legend(curves, wrapped, loc="upper left", bbox_to_anchor=(1.01, 1.02))
     return figure
-
-
-def at_their_time(runs: DataFrame) -> DataFrame:
-    """Return the epochs as their train losses were seen: a full batch shows its loss before the epoch's only step."""
-    seen = runs.groupby("run")[["epoch", "seconds"]].shift(fill_value=0.0)
-    is_full_batch = runs["steps_per_epoch"] == 1
-    return runs.assign(**{unit: runs[unit].where(~is_full_batch, seen[unit]) for unit in ("epoch", "seconds")})
 
 
 def x_label(runs: DataFrame, x: str) -> str:
@@ -186,24 +183,9 @@ def crossing(x: np.ndarray, losses: np.ndarray, goal: float) -> float:
     return float(np.interp(goal, [losses[at], losses[at - 1]], [x[at], x[at - 1]]))
 
 
-def train_loss_figure(runs: DataFrame, goal: Goal | None = None, last_epoch: float | None = None) -> Figure:
-    """Draw train loss over epochs, to the end or in an early window."""
-    return curve_figure(runs, "train_loss", goal=goal, last_epoch=last_epoch)
-
-
-def rank_ablation_figure(runs: DataFrame, goal: Goal | None = None) -> Figure:
-    """Draw train loss for CAO's ranks, everything else as in its main setting."""
-    return train_loss_figure(rank_ablation(runs), goal)
-
-
 def rank_ablation(runs: DataFrame) -> DataFrame:
     """Return the CAO runs that differ from each other in rank alone, both forms of rank 0 among them."""
     cao = runs[(runs["optimizer"] == "cao") & (runs["sketch"] == "top") & (runs["momentum"] == 0) & is_usual(runs)]
     kept = cao[(cao["scaling"] == "inverse-damping") | (cao["rank"] == 0)]
     rest = kept[["base_lr", "damping", "refresh_every"]]
     return kept[(rest == rest.mode().iloc[0]).all(axis=1)] if len(kept) else kept
-
-
-def wall_clock_figure(runs: DataFrame, goal: Goal | None = None) -> Figure:
-    """Draw train loss over seconds of training."""
-    return curve_figure(runs, "train_loss", x="seconds", goal=goal)

@@ -11,8 +11,10 @@ from functools import cache
 from typing import TypeAlias
 
 import numpy as np
+from jaxtyping import Float64
 from pandas import Series
 from scipy import stats
+from scipy.special import stdtrit
 
 from cao_lab.protocol import CONFIDENCE
 
@@ -78,7 +80,7 @@ def welch(left: Sequence[float], right: Sequence[float], confidence: float = CON
 @cache
 def t_quantile(freedom: float, confidence: float = CONFIDENCE) -> float:
     """Return how many standard errors an interval reaches to either side."""
-    return float(stats.t.ppf((1 + confidence) / 2, freedom))
+    return float(stdtrit(freedom, (1 + confidence) / 2))
 
 
 def ratio_interval(numerator: Values, denominator: Values, confidence: float = CONFIDENCE) -> Interval:
@@ -86,6 +88,24 @@ def ratio_interval(numerator: Values, denominator: Values, confidence: float = C
     # A run that diverged can stand for infinity; then the ends are unknown, as they should be.
     with np.errstate(invalid="ignore", divide="ignore"):
         return exponential(welch(logarithms(numerator), logarithms(denominator), confidence))
+
+
+def all_ratios(values: Float64[np.ndarray, "*_ n seeds"]) -> Float64[np.ndarray, "*_ n n 3"]:
+    """Return the ratio of every row's geometric mean to every other's with Welch's interval, NaN where it is unknown.
+
+    These are the ratios and ends of `ratio_interval`, for thousands of pairs at once.
+    """
+    with np.errstate(invalid="ignore", divide="ignore"):
+        logs = np.log(values)
+        is_known = ~np.isnan(logs)
+        counts = is_known.sum(axis=-1)
+        means = np.where(is_known, logs, 0).sum(axis=-1) / counts
+        squares = np.where(is_known, logs - means[..., None], 0) ** 2
+        shares = squares.sum(axis=-1) / (counts - 1) / counts
+        total, loss = (each[..., :, None] + each[..., None, :] for each in (shares, shares**2 / (counts - 1)))
+        reach = np.where(loss == 0, 0, stdtrit(total**2 / loss, (1 + CONFIDENCE) / 2)) * np.sqrt(total)
+        center = means[..., :, None] - means[..., None, :]
+        return np.asarray(np.exp(np.stack([center, center - reach, center + reach], axis=-1)))
 
 
 def paired_ratio(numerator: Values, denominator: Values, confidence: float = CONFIDENCE) -> Interval:

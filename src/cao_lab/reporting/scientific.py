@@ -1,23 +1,65 @@
-"""How full-batch solvers are compared: ratios of one problem and seed, and goals about their median.
+"""How full-batch solvers are compared: ratios of one problem and seed, goals about their median, and their curves.
 
 The goals were fixed before the runs of the suite `scientific`, whose rules are in `cao_lab.suites.scientific`.
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
+from random import Random
 from statistics import median
+from typing import Literal
+
+import numpy as np
+from jaxtyping import Float64
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from cao_lab.facts import suites_of
 from cao_lab.log.checks import one_line
 from cao_lab.log.records import LogError, SolveRecord
 from cao_lab.log.solves import HEADER, SolveRun, read_solve
+from cao_lab.reporting.figures import plain, styled
 
 OURS = "sketched-lbfgs"
+TITLES = {
+    OURS: "SketchedLBFGS",
+    "scipy-bfgs": "BFGS, dense",
+    "scipy-lbfgsb": "L-BFGS-B (scipy)",
+    "torch-lbfgs": "L-BFGS (torch)",
+    "nncg": "NNCG (deepxde)",
+    "lbfgs-nncg": "L-BFGS, then NNCG",
+    "lbfgs-nncg-damping0.01": "L-BFGS, then NNCG, μ = 0.01",
+    "lbfgs-nncg-damping0.001": "L-BFGS, then NNCG, μ = 0.001",
+    "soap": "SOAP",
+    "adam": "Adam",
+    "cao": "CAO",
+}
+"""All methods, in the order in which they are shown."""
+STROKES = {
+    OURS: ("#c2185b", "-", 2.2),
+    "scipy-bfgs": ("#7b1fa2", "-", 1.2),
+    "scipy-lbfgsb": ("#1565c0", "-", 1.6),
+    "torch-lbfgs": ("#5c6bc0", "-", 1.2),
+    "nncg": ("#00695c", "-", 1.2),
+    "lbfgs-nncg": ("#00695c", (0, (4, 1.6)), 1.2),
+    "soap": ("#827717", "-", 1.2),
+    "adam": ("#2e8b57", "-", 1.2),
+    "cao": ("#e64a19", "-", 1.2),
+}
+"""Colour, dash and width; methods without one are left to the tables."""
+PLACES = 200
+Spent = Literal["billed", "seconds"]
+AXES = {"billed": "evaluations, products at their price", "seconds": "seconds"}
 NNCG_RUNS = ("nncg", "lbfgs-nncg", "lbfgs-nncg-damping0.01", "lbfgs-nncg-damping0.001")
 ALL_PEERS = ()
 """As the list of those to compare with: everybody else there is."""
+
+WRONG = 0.5
+"""A relative L2 error above which a solution is called wrong; chosen after the runs, before they were counted by it."""
+DRAWS = 2_000
 
 Measure = Callable[[SolveRun, SolveRun], float]
 
@@ -138,6 +180,26 @@ def outcome(values: dict[tuple[str, int], float], goal: Goal) -> float:
     return max(task_medians(values).values()) if goal.is_on_every_problem else median(values.values())
 
 
+def is_wrong(run: SolveRun) -> bool:
+    """Whether a run ended in a wrong solution."""
+    return last(run).error > WRONG
+
+
+def looks_right(run: SolveRun, runs: Iterable[SolveRun]) -> bool:
+    """Whether its loss does not tell: a run of the same problem ended at a higher one, and was not wrong."""
+    return any(other.task == run.task and last(other).loss > last(run).loss and not is_wrong(other) for other in runs)
+
+
+def interval_over_problems(values: dict[tuple[str, int], float]) -> tuple[float, float]:
+    """Return the 95 % interval of the median if problems are drawn anew, each with all its seeds."""
+    by_task: dict[str, list[float]] = {}
+    for (task, _), value in values.items():
+        by_task.setdefault(task, []).append(value)
+    problems, draw = list(by_task.values()), Random(0)
+    medians = sorted(median(chain(*draw.choices(problems, k=len(problems)))) for _ in range(DRAWS if problems else 0))
+    return (medians[DRAWS // 40], medians[-1 - DRAWS // 40]) if medians else (math.nan, math.nan)
+
+
 def load_solves(logs: Path, missing: list[str]) -> list[SolveRun]:
     """Read all runs of suites of solvers; a damaged one costs itself and a sentence."""
     found = []
@@ -159,3 +221,50 @@ def load_solves(logs: Path, missing: list[str]) -> list[SolveRun]:
 def name(task: str) -> str:
     """Return the problem of a task: its name without the size."""
     return task.rpartition("-")[0] or task
+
+
+@styled
+def loss_figure(runs: Sequence[SolveRun], spent: Spent) -> Figure:
+    """Draw the lowest loss so far, one panel per problem; a line is the median over seeds."""
+    tasks = sorted({run.task for run in runs})
+    columns = min(len(tasks), 4)
+    rows = -(-len(tasks) // columns)
+    figure = Figure(figsize=(2.5 * max(columns, 2), 2.1 * rows + 0.9), layout="constrained")
+    panels = figure.subplots(rows, columns, squeeze=False).flat
+    for axes, task in zip(panels, tasks, strict=False):
+        draw_panel(axes, [run for run in runs if run.task == task], spent)
+        axes.set_title(plain(name(task)), fontsize=9)
+    for axes in list(panels)[len(tasks) :]:
+        axes.set_axis_off()
+    figure.supxlabel(AXES[spent], fontsize=9)
+    figure.supylabel("loss", fontsize=9)
+    handles = {str(line.get_label()): line for axes in figure.axes for line in axes.get_lines()}
+    figure.legend(list(handles.values()), list(handles), loc="outside upper center", ncols=5)
+    return figure
+
+
+def draw_panel(axes: Axes, runs: Sequence[SolveRun], spent: Spent) -> None:
+    """Draw all methods of one problem."""
+    for label, (colour, dash, width) in STROKES.items():
+        begun = [run for run in runs if run.label == label and run.records]
+        own = [run for run in begun if run.status == "finished"] or begun
+        if own:
+            places, losses = median_curve(own, spent)
+            order = 3.0 if label == OURS else 2.0
+            title = TITLES.get(label, label)
+            axes.plot(places, losses, color=colour, linestyle=dash, linewidth=width, label=title, zorder=order)
+    axes.set_yscale("log")
+    # A stalled run is drawn for as long as others run, and not to the end of a budget that nobody needed.
+    axes.set_xlim(0, max((getattr(last(run), spent) for run in runs if not is_stalled(run)), default=None))
+
+
+def median_curve(runs: Sequence[SolveRun], spent: Spent) -> tuple[Float64[np.ndarray, " n"], Float64[np.ndarray, " n"]]:
+    """Return the median over runs of the lowest loss so far, up to where the first of them ends."""
+    end = min(getattr(run.records[-1], spent) for run in runs)
+    places = np.linspace(0, end, PLACES)
+    curves = []
+    for run in runs:
+        seen = np.array([getattr(row, spent) for row in run.records])
+        losses = np.array([row.loss for row in run.records])
+        curves.append(losses[np.maximum(np.searchsorted(seen, places, side="right") - 1, 0)])
+    return places, np.median(curves, axis=0)

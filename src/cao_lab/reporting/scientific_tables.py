@@ -1,11 +1,11 @@
-"""Tables of full-batch solvers: goals, ratios, losses and errors of each problem, and what the methods cost."""
+"""Tables of full-batch solvers: goals, ratios, losses and errors of each problem, more points, and what it costs."""
 
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from fractions import Fraction
 from statistics import median
-from typing import NamedTuple
+from typing import Any
 
 from pandas import DataFrame
 
@@ -14,60 +14,30 @@ from cao_lab.reporting.scientific import (
     ASIDE,
     GOALS,
     OURS,
+    TITLES,
+    WRONG,
     Goal,
     contests,
+    interval_over_problems,
     is_stalled,
+    is_wrong,
     last,
+    looks_right,
     name,
     outcome,
+    quotient,
     ratios,
     task_medians,
 )
-from cao_lab.reporting.scientific_points import points_table
 from cao_lab.reporting.tabular import Table, short
 
-TITLES = {
-    OURS: "SketchedLBFGS",
-    "scipy-bfgs": "BFGS, dense",
-    "scipy-lbfgsb": "L-BFGS-B (scipy)",
-    "torch-lbfgs": "L-BFGS (torch)",
-    "nncg": "NNCG (deepxde)",
-    "lbfgs-nncg": "L-BFGS, then NNCG",
-    "lbfgs-nncg-damping0.01": "L-BFGS, then NNCG, μ = 0.01",
-    "lbfgs-nncg-damping0.001": "L-BFGS, then NNCG, μ = 0.001",
-    "soap": "SOAP",
-    "adam": "Adam",
-    "cao": "CAO",
-}
-"""All methods, in the order in which they are shown."""
 SHORT = ("loss / torch", "loss / L-BFGS-B", None, "loss / NNCG", "loss / NNCG tuned", "error / best", "evaluations")
 """Heads of the columns of ratios, one per goal; None for one that is about the same ratios."""
-
-
-class GoalRow(NamedTuple):
-    """A goal, and what came of it."""
-
-    goal: str
-    most: float
-    measured: float
-    least: float
-    """The least of the problems' medians."""
-    largest: float
-    pairs: int
-    """Problems and seeds that were compared."""
-
-
-class MethodRow(NamedTuple):
-    """What became of all runs of one method."""
-
-    label: str
-    runs: int
-    lowest_loss: int
-    lowest_error: int
-    stalled: int
-    out_of_time: int
-    pace: float
-    """Its seconds per billed evaluation over Adam's."""
+POINTS_HEADS = {
+    "ours_few": "ours, 1,000 points", "ours_many": "ours, 4,000", "change": "change",
+    "best_few": "best peer, 1,000", "best_many": "best peer, 4,000",
+    "ratio_few": "ours / best, 1,000", "ratio_many": "ours / best, 4,000",
+}  # fmt: skip
 
 
 def solver_tables(runs: Sequence[SolveRun]) -> list[Table]:
@@ -75,7 +45,9 @@ def solver_tables(runs: Sequence[SolveRun]) -> list[Table]:
     small = [run for run in runs if run.suite == "scientific"]
     more_points = [run for run in runs if run.suite == "scientific-points"]
     full_width = [run for run in runs if run.suite == "rathore" and run.records]
-    tables = [goals_table(small), ratio_table(small), loss_table(small), error_table(small), method_table(small)]
+    losses = value_table("loss", "Final loss", small)
+    errors = value_table("error", "Relative L2 error at the final loss", small)
+    tables = [goals_table(small), ratio_table(small), losses, errors, method_table(small)]
     return [
         *(tables if contests(small) else []),
         *([points_table(small, more_points)] if contests(small) and contests(more_points) else []),
@@ -88,24 +60,33 @@ def goals_table(runs: Sequence[SolveRun]) -> Table:
     rows = [goal_row(runs, goal) for goal in (*GOALS, ASIDE)]
     cells = [
         {
-            "SketchedLBFGS": row.goal,
-            "to reach": f"≤ {Fraction(row.most).limit_denominator(100)}",
-            "measured": short(row.measured),
-            "problems": f"{short(row.least)} – {short(row.largest)}",
-            "reached": "yes" if row.measured <= row.most else "no",
+            "SketchedLBFGS": row["goal"],
+            "to reach": f"≤ {Fraction(row['most']).limit_denominator(100)}",
+            "measured": short(row["measured"]),
+            "95 % over problems": "–" if math.isnan(row["low"]) else f"{short(row['low'])} – {short(row['high'])}",
+            "problems": f"{short(row['least'])} – {short(row['largest'])}",
+            "reached": "yes" if row["measured"] <= row["most"] else "no",
         }
         for row in rows
     ]
-    caption = "Goals: ratios of ours to theirs, median over problems and seeds; the range is that of problems' medians."
+    caption = (
+        "Goals: ratios of ours to theirs, median over problems and seeds, its interval if problems are drawn anew, and "
+        "the range of the problems' medians."
+    )
     return Table("scientific-goals", caption, DataFrame(cells), DataFrame(rows))
 
 
-def goal_row(runs: Sequence[SolveRun], goal: Goal) -> GoalRow:
-    """Return what came of one goal."""
+def goal_row(runs: Sequence[SolveRun], goal: Goal) -> dict[str, Any]:
+    """Return what came of one goal, the range of the problems' medians, and the interval if problems are drawn anew."""
     values = ratios(runs, goal)
     medians = task_medians(values).values()
     least, largest = min(medians, default=math.nan), max(medians, default=math.nan)
-    return GoalRow(goal.name, goal.most, outcome(values, goal), least, largest, len(values))
+    # What holds on the worst problem has no such interval.
+    low, high = (math.nan, math.nan) if goal.is_on_every_problem else interval_over_problems(values)
+    return {
+        "goal": goal.name, "most": goal.most, "measured": outcome(values, goal), "least": least, "largest": largest,
+        "low": low, "high": high, "pairs": len(values),
+    }  # fmt: skip
 
 
 def ratio_table(runs: Sequence[SolveRun]) -> Table:
@@ -124,19 +105,7 @@ def ratio_table(runs: Sequence[SolveRun]) -> Table:
     return Table("scientific-ratios", caption, DataFrame(cells), DataFrame(numbers))
 
 
-def loss_table(runs: Sequence[SolveRun]) -> Table:
-    """Return the final loss of every method on every problem."""
-    caption = "Final loss, median over seeds; the lowest of each problem bold."
-    return value_table("scientific-loss", caption, runs, "loss")
-
-
-def error_table(runs: Sequence[SolveRun]) -> Table:
-    """Return the final error of every method on every problem."""
-    caption = "Relative L2 error at the final loss, median over seeds; the lowest of each problem bold."
-    return value_table("scientific-error", caption, runs, "error")
-
-
-def value_table(title: str, caption: str, runs: Sequence[SolveRun], column: str) -> Table:
+def value_table(column: str, what: str, runs: Sequence[SolveRun]) -> Table:
     """Return one value of every method on every problem, with all seeds among the numbers."""
     values: dict[tuple[str, str], dict[int, float]] = {}
     for (task, seed), by_label in contests(runs).items():
@@ -153,41 +122,75 @@ def value_table(title: str, caption: str, runs: Sequence[SolveRun], column: str)
         {"": TITLES.get(label, label)} | {name(task): cell(medians.get((task, label)), best[task]) for task in best}
         for label in labels(runs)
     ]
-    return Table(title, caption, DataFrame(cells), DataFrame(numbers))
+    caption = f"{what}, median over seeds; the lowest of each problem bold."
+    return Table(f"scientific-{column}", caption, DataFrame(cells), DataFrame(numbers))
 
 
 def method_table(runs: Sequence[SolveRun]) -> Table:
     """Return how often each method wins and stalls, and how many seconds it takes for the same bill."""
     found = list(contests(runs).values())
-    rows = [method_row(label, [by_label for by_label in found if label in by_label]) for label in labels(runs)]
+    rows = [method_row(label, found) for label in labels(runs)]
     cells = [
         {
-            "": TITLES.get(row.label, row.label),
-            "lowest loss": f"{row.lowest_loss} of {row.runs}",
-            "lowest error": f"{row.lowest_error} of {row.runs}",
-            "stalled": str(row.stalled),
-            "out of time": str(row.out_of_time),
-            "seconds for the same bill, Adam's = 1": short(row.pace),
+            "": TITLES.get(row["label"], row["label"]),
+            "lowest loss": f"{row['lowest_loss']} of {row['runs']}",
+            "lowest error": f"{row['lowest_error']} of {row['runs']}",
+            "stalled": str(row["stalled"]),
+            "out of time": str(row["out_of_time"]),
+            "wrong": str(row["wrong"]),
+            "not told by the loss": str(row["unseen"]),
+            "seconds for the same bill, Adam's = 1": short(row["pace"]),
         }
         for row in rows
     ]
-    caption = "How often each method has the lowest loss or error of a problem and seed, how it ends, and its time."
+    caption = (
+        "How often each method has the lowest loss or error of a problem and seed, how it ends, how often at a wrong "
+        f"solution (a relative L2 error above {WRONG}), how often although a run of that problem with a higher loss is "
+        "not wrong, and its time."
+    )
     return Table("scientific-methods", caption, DataFrame(cells), DataFrame(rows))
 
 
-def method_row(label: str, found: list[dict[str, SolveRun]]) -> MethodRow:
+def method_row(label: str, found: list[dict[str, SolveRun]]) -> dict[str, Any]:
     """Count over all problems and seeds that a method has run on."""
+    everybody = [run for by_label in found for run in by_label.values()]
+    found = [by_label for by_label in found if label in by_label]
     done = [by_label[label] for by_label in found]
     paces = [pace(by_label[label]) / pace(by_label["adam"]) for by_label in found if "adam" in by_label]
-    return MethodRow(
-        label,
-        runs=len(found),
-        lowest_loss=sum(best_label(by_label, "loss") == label for by_label in found),
-        lowest_error=sum(best_label(by_label, "error") == label for by_label in found),
-        stalled=sum(map(is_stalled, done)),
-        out_of_time=sum(not is_stalled(run) and last(run).billed < run.evaluations for run in done),
-        pace=median(paces) if paces else math.nan,
-    )
+    return {
+        "label": label,
+        "runs": len(found),
+        "lowest_loss": sum(best_label(by_label, "loss") == label for by_label in found),
+        "lowest_error": sum(best_label(by_label, "error") == label for by_label in found),
+        "stalled": sum(map(is_stalled, done)),
+        "out_of_time": sum(not is_stalled(run) and last(run).billed < run.evaluations for run in done),
+        "wrong": sum(map(is_wrong, done)),
+        "unseen": sum(is_wrong(run) and looks_right(run, everybody) for run in done),
+        "pace": median(paces) if paces else math.nan,
+    }
+
+
+def points_table(few: Sequence[SolveRun], many: Sequence[SolveRun]) -> Table:
+    """Return what four times the points do to the errors, of ours and of the best of the others that had them too."""
+    before, after = contests(few), contests(many)
+    numbers = DataFrame([points_row(key, before[key], after[key]) for key in sorted(before.keys() & after.keys())])
+    groups = [*((name(str(task)), own) for task, own in numbers.groupby("task")), ("all", numbers)]
+    cells = [
+        {"problem": title} | {head: short(own[key].median()) for key, head in POINTS_HEADS.items()}
+        for title, own in groups
+    ]
+    caption = "Relative L2 error with 1,000 and with 4,000 points inside, medians over seeds, column by column."
+    return Table("scientific-points", caption, DataFrame(cells), numbers)
+
+
+def points_row(key: tuple[str, int], few: dict[str, SolveRun], many: dict[str, SolveRun]) -> dict[str, Any]:
+    """Compare the errors of one problem and seed with few points and with many."""
+    peers = many.keys() & few.keys() - {OURS}
+    ours = [last(runs[OURS]).error for runs in (few, many)]
+    best = [min(last(runs[peer]).error for peer in peers) for runs in (few, many)]
+    ratios_to_best = [quotient(own, other) for own, other in zip(ours, best, strict=True)]
+    values = (*key, *ours, quotient(ours[1], ours[0]), *best, *ratios_to_best)
+    return dict(zip(("task", "seed", *POINTS_HEADS), values, strict=True))
 
 
 def progress_table(runs: Sequence[SolveRun]) -> Table:
@@ -196,7 +199,8 @@ def progress_table(runs: Sequence[SolveRun]) -> Table:
         {
             "problem": name(run.task),
             "method": TITLES.get(run.label, run.label),
-            "evaluations": f"{last(run).billed:,.0f}",
+            "evaluations": f"{last(run).evaluations:,}",
+            "billed": f"{last(run).billed:,.0f}",
             "hours": f"{last(run).seconds / 3600:.2f}",
             "loss": short(last(run).loss),
             "error": short(last(run).error),

@@ -67,7 +67,7 @@ class Setting:
             pairs += [(own[label], other[label]) for label in sorted(own.keys() & other.keys())]
         return pairs
 
-    @property
+    @cached_property
     def twins(self) -> tuple[str, str] | None:
         """Two labels of one method, if both were run: SGD at CAO's effective rate, and rank 0 in the text's form.
 

@@ -40,6 +40,11 @@ def markdown(cells: DataFrame) -> str:
     return "".join("| " + " | ".join(str(cell).replace("|", "\\|") for cell in row) + " |\n" for row in rows)
 
 
+def captioned(table: Table) -> str:
+    """Return a table as Markdown below its caption."""
+    return f"{table.caption}\n\n{markdown(table.cells)}"
+
+
 LATEX = str.maketrans({
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "_": r"\_", "#": r"\#", "{": r"\{", "}": r"\}", "$": r"\$",
     "±": r"$\pm$", "×": r"$\times$", "†": r"$^{\dagger}$", "η": r"$\eta$", "α": r"$\alpha$", "–": "--", "≤": r"$\le$",
@@ -65,7 +70,7 @@ def latex(table: Table) -> str:
 def write_table(table: Table, folder: Path) -> None:
     """Write a table three times: Markdown and LaTeX for people, CSV with the numbers behind them."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{table.name}.md").write_text(f"{table.caption}\n\n{markdown(table.cells)}", encoding="utf-8")
+    (folder / f"{table.name}.md").write_text(captioned(table), encoding="utf-8")
     (folder / f"{table.name}.tex").write_text(latex(table), encoding="utf-8")
     table.numbers.to_csv(folder / f"{table.name}.csv", index=False, lineterminator="\n", float_format="%.10g")
 

@@ -8,7 +8,6 @@ from enum import StrEnum
 from pandas import DataFrame
 
 from cao_lab.protocol import CONFIDENCE, RATIO_MARGIN
-from cao_lab.reporting.analysis import crossings_by_label
 from cao_lab.reporting.intervals import Interval, Values, paired_ratio, ratio_interval, with_noise
 from cao_lab.reporting.setting import Setting
 
@@ -148,7 +147,10 @@ def sooner(
 
 def crossings(hits: DataFrame) -> dict[str, Values]:
     """Return when the runs of each label crossed a threshold, by seed."""
-    return {str(label): found["epoch"] for label, found in crossings_by_label(hits).items()}
+    found: dict[str, dict[int, float]] = {}
+    for label, seed, epoch in hits[["label", "seed", "crossing_epoch"]].itertuples(index=False):
+        found.setdefault(str(label), {})[seed] = epoch
+    return dict(found)
 
 
 def arrivals(hits: DataFrame) -> str:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from cao import GaussNewton, Hessian, Mean
 from cao.autograd.isolation import isolated_forward
-from cao.operators import ParameterOperator
+from cao.curvature.operators import ParameterOperator
 from cao_lab.facts import CurvatureName
 from cao_lab.tasks.data import Batch
 

@@ -8,7 +8,7 @@ from tqdm import tqdm
 
 from cao_lab.config import ConfigError, Execution
 from cao_lab.log.records import EpochRecord
-from cao_lab.runs.training import Training
+from cao_lab.runs.training import Training, steps_between_reads
 
 SHOWN_ON_TENSORBOARD = ("train_loss", "train_accuracy", "test_loss", "test_accuracy", "lr", "hessian_products")
 
@@ -51,9 +51,9 @@ class Display:
 
     def step(self) -> None:
         """Show where the run is; the bar limits itself to ten times a second."""
-        if self.bar.disable:
-            return
         progress = self.training.progress
+        if self.bar.disable or progress.batch % steps_between_reads(self.training.device):
+            return
         if self.training.new_refreshes:
             first = next((row for row in self.training.new_refreshes if row.index == 1), None)
             self.eigenvalue = f" λ₁ {first.eigenvalue:.3g}" if first else self.eigenvalue

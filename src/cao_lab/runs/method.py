@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from cao import Eigenpairs
-from cao.operators import ParameterOperator
+from cao.curvature.operators import ParameterOperator
 from cao_lab.runs.settings import ConfigError
 
 

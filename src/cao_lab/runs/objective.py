@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from cao.operators import ParameterOperator
+from cao.curvature.operators import ParameterOperator
 from cao_lab.config import ConfigError, RunConfig
 from cao_lab.runs.curvature import SampledLoss, curvature_of_graph
 from cao_lab.runs.ranks import ALONE, Ranks
@@ -66,7 +66,7 @@ class Objective:
     weight: float = 1.0
     """What this process's share of the batch counts among those of all processes."""
     evaluations: int = 0
-    first_loss: float = float("nan")
+    first_loss: Tensor | None = None
     first_outputs: Tensor | None = None
 
     def __call__(self, *, is_differentiated_twice: bool = False) -> Tensor:
@@ -76,7 +76,7 @@ class Objective:
         loss, outputs = self.problem.loss(inputs, self.targets, self.weight)
         self.evaluations += 1
         if self.evaluations == 1:
-            self.first_loss, self.first_outputs = loss.item(), outputs.detach()
+            self.first_loss, self.first_outputs = loss.detach(), outputs.detach()
             if self.on_first_loss is not None:
                 self.on_first_loss(self, loss)
         return loss

@@ -5,7 +5,7 @@ This is the only place that knows torch.distributed. What it gives to a single p
 
 import gc
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
-from cao.operators import AllReduced, ParameterOperator
+from cao.curvature.operators import AllReduced, ParameterOperator
 from cao_lab.config import ConfigError, Execution, RunConfig
 from cao_lab.tasks.data import Share
 
@@ -60,13 +60,11 @@ class Ranks:
             value /= self.count
         return value
 
-    def sums(self, values: Sequence[float], device: torch.device) -> list[float]:
-        """Return the sums of numbers over all processes."""
-        if self.count == 1:
-            return list(values)
-        total = torch.tensor(values, dtype=torch.float64, device=device)
-        dist.all_reduce(total)
-        return total.tolist()
+    def sums(self, values: Tensor) -> Tensor:
+        """Return the sums of numbers over all processes, on the device still."""
+        if self.count > 1:
+            dist.all_reduce(values)
+        return values
 
     def largest(self, value: int, device: torch.device) -> int:
         """Return the largest of a number over all processes."""

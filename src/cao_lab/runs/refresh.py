@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from cao import CAO, Eigenpairs, Sketch
-from cao.eigensolvers import eigensolver_for
-from cao.flat import FlatParams
-from cao.linalg import generator_for, orthonormalize, random_columns
-from cao.operators import ParameterOperator
+from cao.curvature.operators import ParameterOperator
+from cao.linalg.columns import orthonormalize
+from cao.linalg.eigensolvers import eigensolver_for
+from cao.linalg.flat import FlatParams
+from cao.linalg.space import HERE, generator_for
 from cao_lab.runs.method import Method, Objective, OnRefresh, Refreshed
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ def top_eigenpairs(operator: ParameterOperator, config: "CAOConfig", generator: 
     """Return what CAO itself would have found from a cold start."""
     flat = FlatParams(operator.params)
     solve = eigensolver_for(config.eigensolver, config.power_iterations, config.tolerance)
-    return solve(operator, random_columns(flat.size, config.rank, generator, flat.dtype))
+    return solve(operator, flat.space.random(flat.size, config.rank, generator, flat.dtype))
 
 
 def control(true: Eigenpairs, config: "CAOConfig", generator: torch.Generator) -> Eigenpairs:
@@ -87,4 +88,4 @@ def control(true: Eigenpairs, config: "CAOConfig", generator: torch.Generator) -
     if config.sketch == "projected-out":
         return replace(true, values=torch.full_like(true.values, INFINITE_CURVATURE))
     size, rank = true.vectors.shape
-    return replace(true, vectors=orthonormalize(random_columns(size, rank, generator, true.vectors.dtype)))
+    return replace(true, vectors=orthonormalize(HERE.random(size, rank, generator, true.vectors.dtype)))

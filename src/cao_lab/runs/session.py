@@ -3,6 +3,7 @@
 import os
 import sys
 import time
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from typing import Any
 import torch
 
 from cao_lab.config import ConfigError, Execution, RunConfig, config_from_dict, differences
+from cao_lab.failures import is_expected
 from cao_lab.log.header import read_header
 from cao_lab.log.records import EpochRecord, LogError, Status
 from cao_lab.log.writing import RunLog
@@ -138,16 +140,19 @@ class Session:
         self.training, self.execution, self.log = training, execution, log
         self.config, self.ranks = training.config, training.ranks
         self.saved_at = time.monotonic()
+        self.last: EpochRecord | None = None
 
     @contextmanager
     def recorded_failure(self) -> Iterator[None]:
-        """Leave the reason in run.json when the run breaks down; the error itself goes on its way."""
+        """Leave the reason in run.json, and a mistake of ours in traceback.txt; the error itself goes on its way."""
         try:
             yield
         except Exception as error:
             # On a full disk this cannot be written either; the checkpoint is intact all the same.
             with suppress(OSError):
                 self.write_end("failed", f"{type(error).__name__}: {error}")
+                if not is_expected(error):
+                    (self.log.folder / "traceback.txt").write_text(traceback.format_exc(), encoding="utf-8")
             raise
 
     def run(self) -> Outcome:
@@ -221,6 +226,7 @@ class Session:
         self.log.check_lock()
         self.write_refreshes()
         self.log.epochs.append([record])
+        self.last = record
         if time.monotonic() - self.saved_at >= SECONDS_BETWEEN_CHECKPOINTS:
             self.save()
 
@@ -268,7 +274,7 @@ class Session:
         self.write_end(status, message)
         progress = self.training.progress
         where = f"after {progress.epoch} of {self.config.epochs} epochs"
-        text = f"{status} {where}: {self.log.folder}" + (f" ({message})" if message else "")
+        text = f"{status} {where}{figures(self.last)}: {self.log.folder}" + (f" ({message})" if message else "")
         return Outcome(status, self.log.folder, text, exit_code)
 
     def write_end(self, status: Status, message: str | None) -> None:
@@ -288,6 +294,14 @@ class Follower(Session):
 
     def write_end(self, status: Status, message: str | None) -> None:
         """Leave the header to the first process."""
+
+
+def figures(record: EpochRecord | None) -> str:
+    """Return what the last epoch reached, nothing if there was none."""
+    if record is None:
+        return ""
+    accuracy = "" if record.test_accuracy is None else f", test accuracy {record.test_accuracy:.4g}"
+    return f", train loss {record.train_loss:.4g}, test loss {record.test_loss:.4g}{accuracy}"
 
 
 def print_warning(text: str) -> None:

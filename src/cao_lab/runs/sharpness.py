@@ -6,9 +6,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from cao import Eigenpairs, Lanczos
-from cao.flat import FlatParams
-from cao.linalg import generator_for, random_columns
-from cao.operators import Deflated, ParameterOperator
+from cao.curvature.operators import ParameterOperator
+from cao.linalg.flat import FlatParams
+from cao.linalg.space import generator_for
+from cao.linalg.symmetric import Deflated
 from cao_lab.log.records import RefreshRecord
 
 # Lanczos steps beyond the number of eigenvalues wanted: enough for their first digits, and cheap.
@@ -20,7 +21,7 @@ def eigenvalues_outside(
 ) -> Eigenpairs:
     """Approximate the eigenpairs of largest magnitude outside a basis, in count + 5 products."""
     flat = FlatParams(operator.params)
-    start = random_columns(flat.size, 1, generator_for(flat.device, seed), flat.dtype)
+    start = flat.space.random(flat.size, 1, generator_for(flat.device, seed), flat.dtype)
     count = min(count, flat.size - (0 if basis is None else basis.shape[1]))
     solve = Lanczos(count + EXTRA_PRODUCTS - 1, count=count)
     if basis is None:

@@ -1,4 +1,4 @@
-"""Being asked to stop: SIGTERM, SIGUSR2 and Ctrl-C are noted, and acted on when it does no harm."""
+"""Being asked to stop: SIGTERM, SIGUSR2, SIGHUP and Ctrl-C are noted, and acted on when it does no harm."""
 
 import signal
 from collections.abc import Iterator
@@ -16,9 +16,10 @@ class StopRequest:
 
 @contextmanager
 def stop_requests() -> Iterator[StopRequest]:
-    """Take note of SIGTERM, Ctrl-C and SIGUSR2 instead of dying by them; a second one acts at once.
+    """Take note of SIGTERM, Ctrl-C, SIGUSR2 and SIGHUP instead of dying by them; a second one acts at once.
 
-    SIGUSR2 is how Slurm announces the end of a job, to each of its processes.
+    SIGUSR2 is how Slurm announces the end of a job, to each of its processes; SIGHUP is a terminal that was closed,
+    which is nothing to a run under nohup.
     """
     request = StopRequest()
 
@@ -26,7 +27,10 @@ def stop_requests() -> Iterator[StopRequest]:
         request.signal = number
         signal.signal(number, before[signal.Signals(number)])
 
-    before = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)}
+    heard = [signal.SIGTERM, signal.SIGINT, signal.SIGUSR2]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        heard.append(signal.SIGHUP)
+    before = {number: signal.signal(number, note) for number in heard}
     try:
         yield request
     finally:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from cao import Eigenpairs
-from cao_lab.config import RunConfig
+from cao_lab.config import ConfigError, RunConfig
 from cao_lab.log.records import EpochRecord, RefreshRecord
 from cao_lab.runs import sharpness
 from cao_lab.runs.meter import Meter
@@ -20,6 +20,8 @@ from cao_lab.tasks.data import Batch, Dataset, batches, evaluation_batches
 from cao_lab.tasks.problems import channels_last
 
 EVALUATION_BATCH = 500
+STEPS_BETWEEN_READS = 16
+"""Steps after which a GPU is asked for the loss; a run that has diverged takes at most so many in vain."""
 
 
 @dataclass
@@ -72,9 +74,14 @@ class Training:
         torch.manual_seed(config.seed)
         self.problem = Problem(config, dataset, self.device, ranks)
         self.model = self.problem.model
-        self.method = config.optimizer.build(self.model, config.seed)
+        try:
+            self.method = config.optimizer.build(self.model, config.seed)
+        except ValueError as error:  # Its settings are the user's, and what is wrong with them is the library's word.
+            raise ConfigError(str(error)) from error
         self.base_rates = [float(group["lr"]) for group in self.method.optimizer.param_groups]
         self.progress = Progress()
+        self._tally = torch.zeros(2, dtype=torch.float64, device=self.device)
+        """Loss and right answers of the epoch so far; `progress` has them as they were last read."""
         self.meter = Meter(self.device)
         self.new_refreshes: list[RefreshRecord] = []
         size = len(self.problem.dataset.train_inputs)
@@ -90,6 +97,7 @@ class Training:
             self._train_epoch(after_step)
             record = self._epoch_record()
             self.progress.complete_epoch()
+            self._tally.zero_()
             self.meter.seconds = 0.0
             yield record
 
@@ -106,6 +114,8 @@ class Training:
             share=self.ranks.share,
         ):
             self._train_batch(*self.problem.cast(batch))
+            if progress.batch % steps_between_reads(self.device) == 0 or progress.batch == self.steps_per_epoch:
+                self.read_tally()
             after_step(self)
             if progress.has_diverged:
                 break
@@ -121,13 +131,19 @@ class Training:
         progress.batch += 1
         progress.step += 1
         progress.gradient_evaluations += objective.evaluations
-        correct = self._correct(objective.first_outputs, targets) if weight else 0
-        loss_sum, correct_sum = self.ranks.sums([objective.first_loss, correct], self.device)
-        loss, count = loss_sum / self.ranks.count, size * self._count(targets) // len(targets)
+        count = size * self._count(targets) // len(targets)
         progress.samples += count
-        progress.loss_sum += loss * count
-        progress.correct += int(correct_sum)
-        progress.has_diverged = not math.isfinite(loss)
+        assert objective.first_loss is not None
+        assert objective.first_outputs is not None
+        correct = self._correct(objective.first_outputs, targets) if weight else torch.zeros_like(objective.first_loss)
+        loss, correct = self.ranks.sums(torch.stack([objective.first_loss.double(), correct.double()]))
+        self._tally += torch.stack([loss / self.ranks.count * count, correct])
+
+    def read_tally(self) -> None:
+        """Take loss and right answers over from the device, for which the host has to wait; NaN never goes away."""
+        self.progress.loss_sum, correct = self._tally.tolist()
+        self.progress.correct = int(correct)
+        self.progress.has_diverged |= not math.isfinite(self.progress.loss_sum)
 
     def _batch_size(self) -> int:
         """Return the samples of the batch that comes next, in all processes."""
@@ -144,10 +160,10 @@ class Training:
         """Return how many answers a batch asks for: a window of text asks for one at each character."""
         return len(targets) if self.problem.dataset.classes is None else targets.numel()
 
-    def _correct(self, outputs: Tensor | None, targets: Tensor) -> int:
-        if outputs is None or self.problem.dataset.classes is None:
-            return 0
-        return int((outputs.argmax(dim=1) == targets).sum())
+    def _correct(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        if self.problem.dataset.classes is None:
+            return torch.zeros((), device=self.device)
+        return (outputs.argmax(dim=1) == targets).sum()
 
     def _is_monitoring_due(self) -> bool:
         return self.config.monitor_curvature > 0 and self.progress.batch == 0
@@ -214,10 +230,11 @@ class Training:
         with self.problem.autocast():
             outputs = self.model(channels_last(inputs, self.model))
             loss = self.problem.loss_of_outputs(outputs, targets)
-        return loss.item() * self._count(targets), self._correct(outputs, targets)
+        return loss.item() * self._count(targets), int(self._correct(outputs, targets))
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything that decides the next step, as plain data and tensors."""
+        self.read_tally()
         return {
             "model": self.model.state_dict(),
             "optimizer": self.method.optimizer.state_dict(),
@@ -231,12 +248,18 @@ class Training:
         """Go on from where `state_dict` was taken; if that fails, the training is of no further use."""
         self.progress = Progress(**state["progress"])
         self.progress.check(self.config.epochs, self.steps_per_epoch)
+        self._tally[0], self._tally[1] = self.progress.loss_sum, self.progress.correct
         self.model.load_state_dict(state["model"])
         self.method.optimizer.load_state_dict(state["optimizer"])
         self.meter.seconds = float(state["seconds"])
         torch.set_rng_state(state["random"])
         if self.device.type == "cuda":
             torch.cuda.set_rng_state_all(state["random_cuda"])
+
+
+def steps_between_reads(device: torch.device) -> int:
+    """Return after how many steps the loss is read: on a CPU, where nothing waits, after each."""
+    return 1 if device.type == "cpu" else STEPS_BETWEEN_READS
 
 
 def rate_factor(schedule: str, step: int, steps: int) -> float:

@@ -15,20 +15,30 @@ import torch
 from tqdm import tqdm
 
 from cao_lab.config import output_folder
+from cao_lab.log.locking import Lock
 from cao_lab.solvers.budget import Budget, Record
 from cao_lab.solvers.config import SolveConfig, SolveError
 from cao_lab.solvers.figures import convergence_figure
 from cao_lab.solvers.method import Method
 from cao_lab.solvers.methods import METHODS
 from cao_lab.solvers.methods.first_order import Adam
+from cao_lab.solvers.objective import flat
 from cao_lab.solvers.solving import price_for, solve
 from cao_lab.solvers.user_problem import explanation, line_in_file, load_problem
 from cao_lab.tasks.pde.problem import Problem
 
 MEASURING_SECONDS = 5.0
 """How long to measure what a product costs, or a tenth of --seconds if that is less."""
-CONVERGED = ("tolerance_grad", "the gradient is zero")
-"""What methods say at a point where the gradient is zero; scipy says "CONVERGENCE: " and why."""
+CONVERGED = {
+    "tolerance_grad": "the gradient is zero",
+    "the gradient is zero": "the gradient is zero",
+    "tolerance_change": "the loss changes no more",
+    "minimal to rounding": "minimal to rounding",
+}
+"""What methods say where nothing is left to do, and the words for it; scipy says "CONVERGENCE: " and why."""
+FEW = 10
+"""Parameters that a line has room for."""
+INTERRUPTED = 130
 
 
 @dataclass(frozen=True)
@@ -47,26 +57,62 @@ def phases(config: SolveConfig) -> list[tuple[Method, int]]:
     return [*first, (METHODS[config.method], config.evaluations)]
 
 
-def run_solve(config: SolveConfig) -> str:
-    """Carry `cao solve` out: minimise, write all files, and return what to print."""
+def run_solve(config: SolveConfig) -> tuple[str, int]:
+    """Carry `cao solve` out: minimise, write all files, and return what to print and the exit code."""
     if config.threads is not None:
         torch.set_num_threads(config.threads)
-    problem = load_problem(config.target)
-    folder = output_folder(config.out or Path("out", "solve", f"{problem.name}-{config.method}"))
+    # Whole paths, because the user's code may go to another folder.
+    target = whole_target(config.target)
+    out = config.out or default_folder(target, config.method)
+    config = replace(config, target=target, out=out)
+    folder = output_folder(out).absolute()
+    with Lock(folder):
+        check_owner(folder, target)
+        return solve_into(folder, load_problem(target), config)
+
+
+def whole_target(target: str) -> str:
+    """Return the target, a file by its whole path."""
+    path, colon, name = target.rpartition(":")
+    return f"{Path(path).absolute()}:{name}" if colon and path else target
+
+
+def default_folder(target: str, method: str) -> Path:
+    """Return where results go that have no folder of their own: by file, function and method."""
+    path, _, name = target.rpartition(":")
+    return Path("out", "solve", "-".join([*([Path(path).stem] if path else []), name, method]))
+
+
+def check_owner(folder: Path, target: str) -> None:
+    """Refuse to overwrite the result of another problem."""
+    try:
+        owner = json.loads((folder / "solve.json").read_text())["config"]["target"]
+    except FileNotFoundError:
+        return
+    except (ValueError, KeyError, TypeError):
+        owner = "something else"
+    if owner != target:
+        raise SolveError(f"{folder} holds the result of {owner}; name another folder with --out, or remove it")
+
+
+def solve_into(folder: Path, problem: Problem, config: SolveConfig) -> tuple[str, int]:
+    """Minimise, with all files in a folder that is ours."""
     bar = progress_bar(config)
     lines: list[Line] = []
     try:
         with (folder / "records.csv").open("w", newline="") as log:
             watch(solve_in_phases(problem, config, bar.set_postfix_str), lines, log, bar)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         written = write_solution(lines, problem, config, folder)
         if not is_users(error, config.target):
             raise
         raise SolveError(f"{explanation(error, config.target)}; {written}") from error
-    return f"{summary(ended(lines).record, problem)}\n{write_solution(lines, problem, config, folder)}"
+    last = ended(lines).record
+    written = write_solution(lines, problem, config, folder)
+    return f"{summary(last, problem)}\n{written}", INTERRUPTED if last.status == "interrupted" else 0
 
 
-def is_users(error: Exception, target: str) -> bool:
+def is_users(error: BaseException, target: str) -> bool:
     """Whether the user's file raised an error, or made torch raise it: torch cannot differentiate every graph twice."""
     is_of_torch = ":" in target and isinstance(error, RuntimeError)
     return is_of_torch or isinstance(error, SolveError) or line_in_file(error, target) is not None
@@ -162,7 +208,7 @@ def write_solution(lines: list[Line], problem: Problem, config: SolveConfig, fol
         return "nothing was reached"
     last = ended(lines).record
     outcome = {
-        "config": {**asdict(config), "out": str(folder)},
+        "config": {**asdict(config), "out": str(config.out)},
         "parameters": problem.size,
         "outcome": {**asdict(last), "error": last.error if isfinite(last.error) else None},
         "stalled": next((line.record.status for line in lines if line.record.status.startswith("stalled")), None),
@@ -174,22 +220,31 @@ def write_solution(lines: list[Line], problem: Problem, config: SolveConfig, fol
     curves = {line.method: [other.record for other in worked if other.method == line.method] for line in worked}
     convergence_figure(curves, problem.name).savefig(folder / "solve.png")
     torch.save([p.detach() for p in problem.params], folder / "params.pt")
-    return f"written to {folder}: records.csv, solve.json, solve.png, params.pt"
+    return f"written to {config.out}: records.csv, solve.json, solve.png, params.pt"
 
 
 def summary(record: Record, problem: Problem) -> str:
-    """Return the outcome in one line."""
+    """Return the outcome in one line, with the gradient's norm, and the parameters if they are few."""
     kind = "" if problem.residuals is None else " (a sum of squares)"
     error = "" if isnan(record.error) else f", error {record.error:.3g}"
     cost = f"{record.evaluations} evaluations, {record.products} products, {record.seconds:.1f} s"
-    return f"loss {record.loss:.4g}{kind}{error} after {cost} ({why_ended(record.status)})"
+    values = f"; gradient norm {gradient_norm(problem):.2g}"
+    if problem.size <= FEW:
+        values += f", parameters {', '.join(f'{value:.6g}' for value in flat(list(problem.params)).tolist())}"
+    return f"loss {record.loss:.4g}{kind}{error} after {cost} ({why_ended(record.status)}){values}"
+
+
+def gradient_norm(problem: Problem) -> float:
+    """Return the norm of the loss's gradient where the parameters are."""
+    gradient = torch.autograd.grad(problem.loss(), list(problem.params), materialize_grads=True)
+    return float(torch.stack([part.norm() for part in gradient]).norm())
 
 
 def why_ended(status: str) -> str:
     """Return in words for a person why a run ended."""
     reason = status.removeprefix("stalled: ")
     if reason in CONVERGED:
-        return "converged: the gradient is zero"
+        return f"converged: {CONVERGED[reason]}"
     if reason.startswith("CONVERGENCE: "):
         return reason.lower().replace("convergence", "converged")
     return {"spent": "budget spent"}.get(status, status if reason == status else f"stopped early: {reason}")

@@ -7,7 +7,7 @@ from typing import Literal
 import tyro
 
 MethodName = Literal[
-    "sketched-lbfgs", "torch-lbfgs", "scipy-lbfgsb", "scipy-bfgs", "nncg", "lbfgs-nncg", "soap", "adam", "cao"
+    "sketched-lbfgs", "torch-lbfgs", "scipy-lbfgsb", "scipy-bfgs", "nncg", "lbfgs-nncg", "soap", "adam"
 ]
 
 
@@ -38,7 +38,8 @@ class SolveConfig:
     records: int = 200
     """Number of lines in the log."""
     out: Path | None = None
-    """Folder to write to; out/solve/ and the names of problem and method if not given."""
+    """Folder to write to; out/solve/ and the names of file, function and method if not given. The last result of one
+    problem is replaced, and that of another problem is not."""
     threads: int | None = None
     """Threads of torch; torch's own choice if not given."""
 

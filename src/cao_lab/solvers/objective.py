@@ -46,6 +46,7 @@ class Objective:
         self.problem, self.budget, self.price = problem, budget, price
         self.params = [p for p in problem.params if p.requires_grad]
         self.evaluations = self.products = self.setups = 0
+        self.others = 0.0
         self.best_loss = math.inf
         self.best_point = point_of(self.params)
         self._records, self._on_record, self._next_record = records, on_record, 0.0
@@ -63,8 +64,8 @@ class Objective:
 
     @property
     def billed(self) -> float:
-        """Evaluations, plus products and setups at their price."""
-        return self.evaluations + self.price.product * self.products + self.price.setup * self.setups
+        """Evaluations, plus products and setups at their price, and what the method says else it has cost."""
+        return self.evaluations + self.others + self.price.product * self.products + self.price.setup * self.setups
 
     @property
     def spent(self) -> float:
@@ -97,8 +98,9 @@ class Objective:
         gradient = torch.cat([p.grad.reshape(-1) for p in self.params if p.grad is not None])
         return float(loss), gradient.double().cpu().numpy()
 
-    def bill(self, products: int, setups: int = 0) -> None:
-        """Add to the bill; to be called as soon as they are made."""
+    def bill(self, products: int, setups: int = 0, others: float = 0.0) -> None:
+        """Add to the bill, the others in evaluations; to be called as soon as they are made."""
+        self.others += others
         self.products += products
         self.setups += setups
         self._check_budget()

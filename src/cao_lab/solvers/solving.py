@@ -63,9 +63,9 @@ def run(method: Method, objective: Objective, emit: Callable[[Record], None]) ->
         status = "spent"
     except Lost as lost:
         status = f"stalled: {lost}"
-    except (Exception, KeyboardInterrupt) as error:
+    except (Exception, SystemExit, KeyboardInterrupt) as error:
         if objective.evaluations:
-            emit(last_record(objective, "failed" if isinstance(error, Exception) else "interrupted"))
+            emit(last_record(objective, "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"))
         raise
     finally:
         objective.take_best()

@@ -132,11 +132,11 @@ def called(function: Callable[[], Any], target: str) -> Any:
     try:
         with torch.enable_grad():
             return function()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise SolveError(explanation(error, target)) from error
 
 
-def explanation(error: Exception, target: str) -> str:
+def explanation(error: BaseException, target: str) -> str:
     """Tell an error in one line: what it is and, if it passed through the user's file, where."""
     if isinstance(error, SolveError):
         return str(error)
@@ -146,7 +146,7 @@ def explanation(error: Exception, target: str) -> str:
     return f"{target} failed ({type(error).__name__}{place}: {reason})"
 
 
-def line_in_file(error: Exception, target: str) -> int | None:
+def line_in_file(error: BaseException, target: str) -> int | None:
     """Return the line of the user's file in which an error was raised, by itself or by what it called."""
     path = Path(target.rpartition(":")[0]).resolve()
     frames = traceback.extract_tb(error.__traceback__)

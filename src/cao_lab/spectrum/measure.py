@@ -15,7 +15,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from cao import Eigenpairs, SpectralDensity, extreme_eigenpairs, spectral_density, trace
-from cao.operators import ParameterOperator
+from cao.curvature.operators import ParameterOperator
 from cao_lab.config import output_folder
 from cao_lab.reporting.tabular import Table, write_table
 from cao_lab.spectrum.config import Density, Eigenvalue, Layer, Spectrum, SpectrumConfig, SpectrumError, TraceEstimate

@@ -7,9 +7,9 @@ from cao_lab.suites.ill_conditioned import ADAM, CAO, LBFGS_ITERATIONS, PROBLEMS
 
 BREAST_CANCER = PROBLEMS[0].run
 
-# The rates are the best that the suite `ill-conditioned` found for these two; CAO and L-BFGS are not tuned.
+# The rates of these two are the best that the suite `ill-conditioned` found; CAO and L-BFGS are not tuned.
 CONDITIONING = [
-    replace(BREAST_CANCER, optimizer=replace(CAO, rank=10)),
+    replace(BREAST_CANCER, optimizer=replace(CAO, lr=1.0)),
     replace(BREAST_CANCER, optimizer=replace(ADAM, lr=0.0316)),
     replace(BREAST_CANCER, optimizer=replace(SGD, lr=3.16e-5)),
     replace(BREAST_CANCER, optimizer=LBFGSConfig(), epochs=BREAST_CANCER.epochs // LBFGS_ITERATIONS),

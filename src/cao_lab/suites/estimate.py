@@ -52,7 +52,7 @@ def list_runs(name: str, execution: Execution, jobs: int, slurm: SlurmOptions | 
     runner = SuiteRunner(execution, jobs, StopRequest(), launcher)
     torch.set_num_threads(runner.threads)
     prices: dict[str, Measured | None] = {}
-    total, unknown, count = 0.0, 0, 0
+    total, count, missing = 0.0, 0, []
     for config in (replace(config, suite=folder) for config in next(rounds_of(suite), [])):
         if runner.is_over(config):
             yield f"{'over':>8}  {config.folder}"
@@ -62,15 +62,23 @@ def list_runs(name: str, execution: Execution, jobs: int, slurm: SlurmOptions | 
         count += 1
         price = prices[config.task]
         seconds = math.nan if price is None else START_SECONDS + run_seconds(config, price)
-        total, unknown = total + (0 if price is None else seconds), unknown + (price is None)
-        yield f"{duration(seconds):>8}  {config.folder}"
-    yield f"{duration(total / jobs):>8}  in all with {jobs} at a time" + (
-        f", and {unknown} runs whose data are not here" if unknown else ""
-    )
+        missing += [config.dataset] if price is None else []
+        total += 0 if price is None else seconds
+        yield f"{'no data' if price is None else duration(seconds):>8}  {config.folder}"
+    if len(missing) < count or not count:
+        yield f"{duration(total / jobs):>8}  in all with {jobs} at a time"
+    if missing:
+        yield f"{'':>8}  {without_data(missing)}"
     if callable(suite):
         yield "          then more, depending on these"
     if launcher and count:
         yield launcher.described(count)
+
+
+def without_data(datasets: list[str]) -> str:
+    """Return how to get the data that some runs lack."""
+    commands = "; ".join(f"cao data {name} --data-dir DIR" for name in sorted(set(datasets)))
+    return f"for {len(datasets)} runs the data are not here; get them, then add --data-dir DIR: {commands}"
 
 
 def measured(config: RunConfig, execution: Execution) -> Measured | None:

@@ -1,8 +1,8 @@
 """Full-batch problems with a stated L2 on data that scikit-learn ships: here curvature should pay.
 
 Three convex ones in double precision and a deep autoencoder. Adam and SGD with momentum are tuned as in `mini-tuned`;
-L-BFGS and CAO with automatic damping and a rate of 1 are not tuned at all. Distances from the optimum are declared in
-`facts.DISTANCES`, the optimum being the lowest loss that any run of the task reached.
+L-BFGS, SketchedLBFGS and CAO with its defaults are not tuned at all. Distances from the optimum
+are declared in `facts.DISTANCES`, the optimum being the lowest loss that any run of the task reached.
 """
 
 from dataclasses import dataclass, replace
@@ -10,28 +10,21 @@ from dataclasses import dataclass, replace
 from cao_lab.config import RunConfig
 from cao_lab.optimizer_config import OptimizerConfig
 from cao_lab.runs.methods.adam import AdamConfig
-from cao_lab.runs.methods.cao import CAOConfig
+from cao_lab.runs.methods.cao_defaults import CAODefaultsConfig
 from cao_lab.runs.methods.lbfgs import LBFGSConfig
 from cao_lab.runs.methods.sgd import SGDConfig
+from cao_lab.runs.methods.sketched_lbfgs import SketchedLBFGSConfig
 from cao_lab.suites.rounds import Rounds, together
 from cao_lab.suites.tuned import tune
 
 SEED = 0
-RANKS = (1, 5, 10)
+CAO_RATES = (1.0, 3.16, 10.0)
 # A step of L-BFGS is ten iterations, each with a gradient or two.
 LBFGS_ITERATIONS = 10
 
 SGD = SGDConfig(weight_decay=0.0, max_gradient_norm=None)
 ADAM = AdamConfig(weight_decay=0.0, max_gradient_norm=None)
-CAO = CAOConfig(
-    lr=1.0,
-    damping="auto",
-    refresh_every=10,
-    power_iterations=3,
-    warm_start=True,
-    max_update_norm=None,
-    weight_decay=0.0,
-)
+CAO = CAODefaultsConfig(weight_decay=0.0, max_gradient_norm=None)
 
 
 @dataclass(frozen=True)
@@ -68,9 +61,12 @@ def methods(problem: IllConditioned) -> list[Rounds]:
     """Return the tuned first-order methods and the untuned second-order ones."""
     run = problem.run
     tuned: list[OptimizerConfig] = [replace(SGD, lr=problem.sgd_lr), replace(ADAM, lr=problem.adam_lr)]
-    lbfgs = replace(run, optimizer=LBFGSConfig(), epochs=run.epochs // LBFGS_ITERATIONS)
-    sketched: list[OptimizerConfig] = [replace(CAO, rank=rank) for rank in RANKS]
-    untuned = [lbfgs, *(replace(run, optimizer=optimizer) for optimizer in sketched)]
+    solvers: list[OptimizerConfig] = [LBFGSConfig(), SketchedLBFGSConfig()]
+    sketched: list[OptimizerConfig] = [replace(CAO, lr=lr) for lr in CAO_RATES]
+    untuned = [
+        *(replace(run, optimizer=one, epochs=run.epochs // LBFGS_ITERATIONS) for one in solvers),
+        *(replace(run, optimizer=one) for one in sketched),
+    ]
     return [*(tune(replace(run, optimizer=optimizer), ()) for optimizer in tuned), once(untuned)]
 
 

@@ -26,7 +26,6 @@ from dataclasses import replace
 from cao_lab.solvers.budget import Budget
 from cao_lab.solvers.contest import Contest, with_seed
 from cao_lab.solvers.method import Method
-from cao_lab.solvers.methods.cao_as_it_is import FullBatchCAO
 from cao_lab.solvers.methods.dense import ScipyBFGS
 from cao_lab.solvers.methods.first_order import Adam, Soap
 from cao_lab.solvers.methods.nncg import NNCG
@@ -52,7 +51,6 @@ METHODS: Mapping[str, Method] = {
     "lbfgs-nncg-damping0.001": NNCG(lbfgs_share=0.5, damping=0.001),
     "soap": Soap(),
     "adam": Adam(),
-    "cao": FullBatchCAO(),
 }
 
 # Seed by seed, so that a suite that was stopped early has all problems.

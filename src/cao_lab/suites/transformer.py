@@ -13,7 +13,7 @@ from cao_lab.protocol import TUNING_SEED
 from cao_lab.runs.methods.adam import AdamConfig
 from cao_lab.runs.methods.adamw import AdamWConfig
 from cao_lab.runs.methods.cao import CAOConfig
-from cao_lab.runs.methods.cao_defaults import CAOAdamConfig, CAODefaultsConfig
+from cao_lab.runs.methods.cao_defaults import CAODefaultsConfig
 from cao_lab.runs.methods.muon import MuonConfig
 from cao_lab.runs.methods.sgd import SGDConfig
 from cao_lab.runs.methods.soap import SOAPConfig
@@ -38,7 +38,6 @@ OPTIMIZERS: list[OptimizerConfig] = [
     replace(CAO, rank=0),
     replace(CAO, momentum=0.9, lr=CAO.lr / 10),
     CAODefaultsConfig(lr=0.1),
-    CAOAdamConfig(),
 ]
 
 

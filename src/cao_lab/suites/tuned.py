@@ -12,7 +12,7 @@ from cao_lab.runs.methods.adagrad import AdaGradConfig
 from cao_lab.runs.methods.adahessian import AdaHessianConfig
 from cao_lab.runs.methods.adam import AdamConfig
 from cao_lab.runs.methods.adamw import AdamWConfig
-from cao_lab.runs.methods.cao_defaults import CAOAdamConfig, CAODefaultsConfig
+from cao_lab.runs.methods.cao_defaults import CAODefaultsConfig
 from cao_lab.runs.methods.muon import MuonConfig
 from cao_lab.runs.methods.rmsprop import RMSPropConfig
 from cao_lab.runs.methods.sgd import SGDConfig
@@ -45,7 +45,6 @@ TUNED: list[OptimizerConfig] = [
     CAO,
     CAO_WITH_MOMENTUM,
     CAODefaultsConfig(),
-    CAOAdamConfig(),
 ]
 
 

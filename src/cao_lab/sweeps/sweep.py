@@ -59,11 +59,8 @@ METHODS: Mapping[str, Method] = {
     "sgd": Method(lambda params, lr: SGD(params, lr, momentum=0.9), SGD_RATES),
     "cao": Sketched(lambda params, lr: CAO(params, lr, momentum=0.9), SGD_RATES),
     "adamw": Method(AdamW, ADAM_RATES),
-    "cao-adam": Sketched(
-        lambda params, lr: CAO(params, lr, metric="adam", weight_decay=0.01, decoupled_weight_decay=True), ADAM_RATES
-    ),
 }
-"""CAO with its defaults, each below its base."""
+"""CAO with its defaults, below its base, and AdamW."""
 EVALUATIONS = 10
 """How often in a run the loss of the training set is taken."""
 

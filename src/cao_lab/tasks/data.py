@@ -28,6 +28,10 @@ ORDER_STREAM, CURVATURE_STREAM, SUBSET_STREAM = range(3)
 Batch = tuple[Tensor, Tensor]
 
 
+class TaskError(ValueError):
+    """A data set or a model that there is not, or that cannot be had in this size or together."""
+
+
 @dataclass(frozen=True)
 class Dataset:
     """A training set and a test set in memory, images as uint8 in NCHW."""
@@ -82,7 +86,7 @@ def load(name: str, data_dir: Path | None = None, train_samples: int | None = No
     `train_samples` keeps a fixed, class-balanced part of the training set.
     """
     if name not in DATASETS:
-        raise ValueError(f"dataset must be one of {', '.join(DATASETS)}, got {name}")
+        raise TaskError(f"dataset must be one of {', '.join(DATASETS)}, got {name}")
     dataset = READERS[name](data_dir)
     return dataset if train_samples is None else balanced_subset(dataset, train_samples)
 
@@ -91,7 +95,7 @@ def balanced_subset(dataset: Dataset, samples: int) -> Dataset:
     """Keep `samples` training samples, of every class as many as of any other, as far as the set has them."""
     size, least = len(dataset.train_targets), dataset.classes or 1
     if not least <= samples <= size:
-        raise ValueError(f"train_samples must be from {least} to {size}, got {samples}")
+        raise TaskError(f"train_samples must be from {least} to {size}, got {samples}")
     has_classes = dataset.classes is not None and dataset.train_targets.ndim == 1
     classes = dataset.train_targets.numpy() if has_classes else np.zeros(size, int)
     shuffled = torch.randperm(size, generator=_generator(SUBSET_STREAM, FIXED_SEED, 0)).numpy()
@@ -161,7 +165,7 @@ def curvature_batch(dataset: Dataset, samples: int, *, seed: int, step: int, sha
     """Draw training samples without augmentation, from (seed, step) alone."""
     size = len(dataset.train_inputs)
     if not 1 <= samples <= size:
-        raise ValueError(f"samples must be from 1 to {size}, got {samples}")
+        raise TaskError(f"samples must be from 1 to {size}, got {samples}")
     order = torch.randperm(size, generator=_generator(CURVATURE_STREAM, seed, step))
     chosen = order[:samples][share.of(samples)].to(dataset.train_inputs.device)
     return prepare(dataset, dataset.train_inputs[chosen]), dataset.train_targets[chosen]

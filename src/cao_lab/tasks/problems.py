@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss, pad
 
 from cao_lab.facts import MODELS
-from cao_lab.tasks.data import Dataset, prepare
+from cao_lab.tasks.data import Dataset, TaskError, prepare
 from cao_lab.tasks.resnet import resnet18, resnet34
 from cao_lab.tasks.transformer import HEADS, Transformer
 
@@ -19,7 +19,7 @@ from cao_lab.tasks.transformer import HEADS, Transformer
 def build_model(name: str, dataset: Dataset, width: int, seed: int) -> nn.Module:
     """Build a model for a dataset, its weights drawn from the seed alone and no other random number touched."""
     if name not in MODELS:
-        raise ValueError(f"model must be one of {', '.join(MODELS)}, got {name}")
+        raise TaskError(f"model must be one of {', '.join(MODELS)}, got {name}")
     with torch.random.fork_rng(devices=[]):
         # Unlike torch.manual_seed this leaves the generators of GPUs alone.
         torch.default_generator.manual_seed(seed)
@@ -99,16 +99,16 @@ def _built(name: str, dataset: Dataset, width: int) -> nn.Module:
         case "autoencoder":
             return _autoencoder(dataset.train_inputs.shape[1:], width)
     if dataset.train_inputs.ndim != 4 or dataset.classes is None:
-        raise ValueError(f"{name} needs labelled images, got {tuple(dataset.train_inputs.shape[1:])} inputs")
+        raise TaskError(f"{name} needs labelled images, got {tuple(dataset.train_inputs.shape[1:])} inputs")
     resnet = resnet18 if name == "resnet18" else resnet34
     return resnet(dataset.classes, width, channels=dataset.train_inputs.shape[1])
 
 
 def _transformer(dataset: Dataset, width: int) -> nn.Module:
     if dataset.classes is None or dataset.train_targets.ndim != 2:
-        raise ValueError("transformer needs a text: name the dataset pydoc")
+        raise TaskError("transformer needs a text: name the dataset pydoc")
     if width % (2 * HEADS):
-        raise ValueError(f"width of a transformer must be a multiple of {2 * HEADS}, got {width}")
+        raise TaskError(f"width of a transformer must be a multiple of {2 * HEADS}, got {width}")
     return Transformer(dataset.classes, dataset.train_inputs.shape[1], width)
 
 
@@ -122,7 +122,7 @@ def _zeroed(model: nn.Module) -> nn.Module:
 def _autoencoder(shape: torch.Size, width: int) -> nn.Module:
     """Narrow in three steps from width/2 to width/8 and widen again: 64-32-16-8-16-32-64 for digits."""
     if width < 8:
-        raise ValueError(f"width of an autoencoder must be at least 8, got {width}")
+        raise TaskError(f"width of an autoencoder must be at least 8, got {width}")
     wide, middle, narrow = width // 2, width // 4, width // 8
     layers = _layers(prod(shape), wide, middle, narrow, middle, wide, prod(shape))
     return layers.append(nn.Unflatten(1, shape))

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from textwrap import shorten
 
 import pandas as pd
 import torch
@@ -23,6 +24,9 @@ SECTIONS = {
     "edge": edge.rows,
 }
 
+WORDS = ("statement", "problem")
+"""Columns that can be long."""
+
 
 def check_theory(logs: Path, out: Path) -> pd.DataFrame:
     """Check every statement, write `theory.csv` into the logs and the figures into `out`, and return the table."""
@@ -36,6 +40,15 @@ def check_theory(logs: Path, out: Path) -> pd.DataFrame:
     logs.mkdir(parents=True, exist_ok=True)
     table.to_csv(logs / "theory.csv", index=False, float_format="%.6g")
     return table
+
+
+def shown(table: pd.DataFrame, logs: Path, width: int) -> str:
+    """Return how many statements have which verdict, and then each of them, within so many columns."""
+    counts = ", ".join(f"{count} {verdict}" for verdict, count in table["verdict"].value_counts().items())
+    room = (width - 50) // 2
+    short = table.assign(**{name: [shorten(text, room, placeholder="…") for text in table[name]] for name in WORDS})
+    rows = short.to_string(index=False, float_format="{:.3g}".format)
+    return f"{len(table)} statements: {counts}; see {logs / 'theory.csv'}\n{rows}"
 
 
 @contextmanager

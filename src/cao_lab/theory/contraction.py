@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from cao.preconditioner import precondition
+from cao.sketch.damped import precondition
 from cao_lab.theory.problems import (
     WavyLeastSquares,
     dense_preconditioner,

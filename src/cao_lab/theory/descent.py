@@ -8,8 +8,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from cao.linalg import Eigenpairs
-from cao.preconditioner import NegativeCurvature, precondition
+from cao.linalg.columns import Eigenpairs
+from cao.sketch.damped import NegativeCurvature, precondition
 from cao_lab.theory.problems import (
     CosineMixture,
     Quadratic,

@@ -13,7 +13,7 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from cao.curvature import Hessian
+from cao.curvature.hessian import Hessian
 from cao_lab.theory.problems import generator, normal
 
 IMAGES, HIDDEN, RIDGE, BATCHES = 200, 6, 5e-3, 10

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from cao.linalg import Eigenpairs
+from cao.linalg.columns import Eigenpairs
 
 
 def generator(seed: int) -> torch.Generator:

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from cao import SubspaceIteration
-from cao.linalg import Eigenpairs
+from cao.linalg.columns import Eigenpairs
 from cao_lab.theory.network import trained_network
 from cao_lab.theory.problems import (
     CosineMixture,

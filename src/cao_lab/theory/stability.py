@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from cao import CAO, Eigenpairs, Hessian, Lanczos
-from cao.linalg import random_columns
+from cao.linalg.space import HERE
 from cao_lab.theory.network import trained_network
 from cao_lab.theory.problems import (
     Quadratic,
@@ -61,7 +61,7 @@ def rows() -> Iterator[Row]:
     yield from narrow_gap()
     yield from wide_gap()
     yield upper_bound(
-        'damping="auto" (η = λₖ), converged pairs: L_P ≤ 1, so that every α < 2 is stable',
+        "η = λₖ, converged pairs: L_P ≤ 1, so that every α < 2 is stable",
         "200 random spectra, all k",
         automatically_damped(),
     )
@@ -110,7 +110,7 @@ def grows(
 
 
 def automatically_damped() -> Pairs:
-    """Yield 1 and L_P at the damping that CAO chooses by itself, the smallest captured value."""
+    """Yield 1 and L_P at the smallest captured value as damping."""
     for spectrum, _, _ in random_spectra(19):
         for rank in range(1, len(spectrum)):
             yield 1.0, relative_curvature(spectrum, rank, float(spectrum[rank - 1]))[1]
@@ -171,7 +171,7 @@ def network_sketch(rank: int) -> Eigenpairs:
     minimum = trained_network()
     minimum.network.place(minimum.point)
     hessian = Hessian(minimum.network.loss(), minimum.network.parameters())
-    start = random_columns(len(minimum.point), max(rank, 1), generator(0), torch.float64)
+    start = HERE.random(len(minimum.point), max(rank, 1), generator(0), torch.float64)
     return Lanczos(100, tolerance=1e-6)(hessian, start)
 
 

@@ -9,9 +9,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from cao import SubspaceIteration
-from cao.curvature import Hessian
-from cao.linalg import Eigenpairs, random_columns
-from cao.preconditioner import precondition
+from cao.curvature.hessian import Hessian
+from cao.linalg.columns import Eigenpairs
+from cao.linalg.space import HERE
+from cao.sketch.damped import precondition
 from cao_lab.theory.network import RidgeNetwork
 from cao_lab.theory.problems import CosineMixture, eigenpairs, generator, normal
 from cao_lab.theory.table import Pairs, Row, prediction, refutation, upper_bound
@@ -232,7 +233,7 @@ def network_bias(damping: float) -> tuple[float, float, float]:
 
 def batch_sketch(network: RidgeNetwork, batch: slice) -> Eigenpairs:
     """Sketch the Hessian of one batch as CAO does."""
-    start = random_columns(network.size, 1, generator(0), torch.float64)
+    start = HERE.random(network.size, 1, generator(0), torch.float64)
     return SubspaceIteration(20)(Hessian(network.loss(batch), network.parameters()), start)
 
 

@@ -59,8 +59,6 @@ def test_every_row_has_value_target_spread_unit_note_and_samples(rows):
         ("memory_over_sgd_parts", 1.10),
         ("memory_over_sgd_hessian", None),
         ("memory_over_sgd_default_rules", 1.10),
-        ("memory_over_sgd_gauss_newton_dropping", 1.10),
-        ("floats_during_refresh_dropping_k2", 8),
         ("step_over_sgd_k1", 2.7),
         ("default_rules_time_over_sgd_first", None),
         ("default_rules_time_over_sgd_later", 1.05),

@@ -98,18 +98,16 @@ def test_between_refreshes_the_parameters_and_the_sketch_are_held():
         assert peak > held
 
 
-def test_a_refresh_holds_two_blocks_of_vectors_and_the_last_sketch_if_it_is_kept():
-    n, k = 10**6, 8
-    peaks = {keep_sketch: floats_per_parameter(n, k, keep_sketch=keep_sketch)[1] for keep_sketch in (True, False)}
-    assert peaks[False] < 2 * k + 4
-    assert peaks[True] - peaks[False] == pytest.approx(k, abs=0.01)
+def test_a_refresh_holds_two_blocks_of_vectors_and_the_last_sketch():
+    k = 8
+    assert floats_per_parameter(10**6, k)[1] < 3 * k + 4
 
 
 def test_a_refresh_takes_the_products_that_prices_are_divided_by():
     for rank in (1, 5):
         param = nn.Parameter(torch.zeros(50))
         operator = Diagonal(param)
-        CAO.paper([param], 0.1, rank=rank).refresh(operator)
+        CAO([param], 0.1, rank=rank, damping=0.1).refresh(operator)
         assert operator.products == products_of_refresh(rank)
 
 
@@ -117,7 +115,7 @@ def test_a_refresh_takes_the_products_that_prices_are_divided_by():
 def test_forward_passes_of_a_refresh(curvature, forwards):
     task = small_task()
     calls = count_forwards(task.model)
-    CAO.paper(task.params, 0.1).refresh(task.source(curvature))
+    CAO(task.params, 0.1, rank=1, damping=0.1).refresh(task.source(curvature))
     assert len(calls) == forwards
 
 
@@ -183,4 +181,4 @@ def test_every_curvature_can_refresh_a_resnet():
         task = random_task(width=1, batch=4, parts=2, side=8)
         pairs = Lanczos(1)(task.operator(kind), torch.ones(sum(p.numel() for p in task.params), 1))
         assert isinstance(pairs, Eigenpairs)
-        assert pairs.is_finite
+        assert pairs.is_finite()

@@ -5,6 +5,7 @@ import math
 import os
 import tempfile
 from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from synthetic_logs import EPOCH_HEADER, REFRESH_HEADER, Run, epoch_lines, heade
 from cao_lab.log.header import read_header, read_run, run_record
 from cao_lab.log.reading import read_rows
 from cao_lab.log.records import EpochRecord, LogError, RefreshRecord
+from cao_lab.log.writing import RowFile
 
 RUN = Run([3.0, 2.0, 1.0], eigenvalues=[4.0, 2.0])
 EPOCHS = "\n".join([EPOCH_HEADER, *epoch_lines(RUN), ""])
@@ -168,3 +170,35 @@ def test_a_file_beyond_all_bounds_is_refused(tmp_path: Path) -> None:
         file.truncate(2**29)
     with pytest.raises(LogError, match="larger than 256 MiB"):
         read_rows(tmp_path / "epochs.csv", EpochRecord)
+
+
+@dataclass(frozen=True)
+class NewerRecord(EpochRecord):
+    """What a row may become."""
+
+    energy: float | None = None
+
+
+def test_a_log_from_before_a_column_was_added_is_read_and_goes_on_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "epochs.csv"
+    path.write_text(EPOCHS)
+    rows = read_rows(path, NewerRecord).records
+    assert [row.train_loss for row in rows] == [3.0, 2.0, 1.0]
+    assert [row.energy for row in rows] == [None] * 3
+    file = RowFile(path, NewerRecord)
+    file.cut_back(2)
+    file.append([replace(rows[2], energy=5.0)])
+    assert path.read_text() == EPOCHS
+
+
+def test_a_column_with_a_default_is_written_and_read_in_new_logs(tmp_path: Path) -> None:
+    row = NewerRecord(**asdict(read_old()), energy=5.0)
+    RowFile(tmp_path / "epochs.csv", NewerRecord).append([row])
+    assert read_rows(tmp_path / "epochs.csv", NewerRecord).records == [row]
+
+
+def read_old() -> EpochRecord:
+    """The first row of a log that lacks the column."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "epochs.csv").write_text(EPOCHS)
+        return read_rows(Path(folder, "epochs.csv"), EpochRecord).records[0]

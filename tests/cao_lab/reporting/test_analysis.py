@@ -17,6 +17,7 @@ from synthetic_logs import ADAM, CAO, SGD, Run, suite_of_runs, write_suite
 from cao_lab.facts import CURVATURES
 from cao_lab.reporting import analysis, rates
 from cao_lab.reporting.intervals import (
+    all_ratios,
     difference_interval,
     paired_ratio,
     ratio_interval,
@@ -116,6 +117,24 @@ def test_the_interval_is_welchs(left: list[float], right: list[float], confidenc
     found = welch(left, right, confidence)
     assert (found.low, found.high) == (pytest.approx(expected.low), pytest.approx(expected.high))
     assert found.counts == (len(left), len(right))
+
+
+@settings(deadline=None, max_examples=20)
+@given(SAMPLES, SAMPLES)
+def test_all_pairs_at_once_have_the_interval_of_each(left: list[float], right: list[float]) -> None:
+    rows = np.full((2, 6), math.nan)
+    rows[0, : len(left)], rows[1, : len(right)] = np.exp(left), np.exp(right)
+    expected = stats.ttest_ind(left, right, equal_var=False).confidence_interval()
+    center, low, high = all_ratios(rows)[0, 1]
+    assert center == pytest.approx(math.exp(np.mean(left) - np.mean(right)))
+    assert (low, high) == (pytest.approx(np.exp(expected.low)), pytest.approx(np.exp(expected.high)))
+
+
+def test_of_all_pairs_those_with_a_single_value_have_no_interval() -> None:
+    found = all_ratios(np.array([[2.0, math.nan], [1.0, 1.0], [4.0, 4.0], [math.nan, math.nan]]))
+    assert found[0, 1].tolist() == [2.0, pytest.approx(math.nan, nan_ok=True), pytest.approx(math.nan, nan_ok=True)]
+    assert found[2, 1] == pytest.approx([4.0, 4.0, 4.0])
+    assert np.isnan(found[3]).all()
 
 
 def test_two_sides_without_spread_have_an_interval_without_width() -> None:

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
 from pandas import DataFrame
 from synthetic_logs import ADAM, Run, header, write_run
 
@@ -19,7 +20,7 @@ from cao_lab.reporting.beside import load_bench, load_theory
 from cao_lab.reporting.claims import audit
 from cao_lab.reporting.logreader import Logs, load_logs
 from cao_lab.reporting.page import beside, page
-from cao_lab.reporting.report import FigureJob, claims_markdown, figure_jobs
+from cao_lab.reporting.report import claims_markdown, figures_of
 from cao_lab.reporting.setting import settings as settings_of
 from cao_lab.reporting.tables import make_tables
 from cao_lab.reporting.tabular import latex, markdown
@@ -207,20 +208,20 @@ def test_no_value_in_run_json_can_cost_the_report(changes: list[tuple[tuple[str,
         assert "adam" in write_all_but_figures(Path(name)).runs["label"].tolist()
 
 
-def draw(job: FigureJob) -> None:
+def draw(figure: Figure) -> None:
     """Draw a figure to the last letter."""
-    FigureCanvasAgg(job.draw()).draw()
+    FigureCanvasAgg(figure).draw()
 
 
 @pytest.mark.parametrize("task", ["digits", "-", "$\\frac$", "a" * 255])
 def test_figures_are_drawn_whatever_a_task_is_called(task: str, tmp_path: Path) -> None:
     with_header(task=task, label="$\\sqrt$")(two_runs(tmp_path))
     logs = load_logs(tmp_path)
-    jobs = [job for job in figure_jobs(logs, settings_of(logs)) if task in Path(job.path).parts]
-    assert {Path(job.path).name for job in jobs} >= {"train-loss", "eigenvalues"}
-    for job in jobs:
-        if job.path.endswith(("train-loss", "eigenvalues")):
-            draw(job)
+    figures = {
+        Path(path).name: make for path, make in figures_of(logs, settings_of(logs)).items() if task in Path(path).parts
+    }
+    for name in ("train-loss", "eigenvalues"):
+        draw(figures[name]())
 
 
 @pytest.mark.parametrize("losses", [[1e308, -1e308], [5e-324, 1.0], [0.0, 0.0], [-1.0, 2.0]])
@@ -228,8 +229,8 @@ def test_figures_and_page_stand_any_loss(losses: list[float], tmp_path: Path) ->
     write_run(tmp_path, Run(losses, "a", eigenvalues=losses, task="own-model"))
     write_run(tmp_path, Run(losses, "a", seed=1, seconds=1e299, task="own-model"))
     logs = write_all_but_figures(tmp_path)
-    for job in figure_jobs(logs, settings_of(logs)):
-        draw(job)
+    for make in figures_of(logs, settings_of(logs)).values():
+        draw(make())
 
 
 @pytest.mark.parametrize(

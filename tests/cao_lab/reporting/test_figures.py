@@ -19,8 +19,7 @@ from cao_lab.reporting.analysis import Goal, ended_with_costs, first_epoch_below
 from cao_lab.reporting.logreader import Logs, load_logs
 from cao_lab.reporting.rates import predicted_windows
 from cao_lab.reporting.setting import settings
-from cao_lab.reporting.stable_rates_figure import stable_window_figure
-from cao_lab.reporting.sweep_figure import sweep_figure
+from cao_lab.reporting.suite_figures import stable_window_figure, sweep_figure
 
 
 def logs_of(folder: Path, *runs: Run) -> Logs:
@@ -51,51 +50,51 @@ def two_seeds(tmp_path: Path) -> DataFrame:
 
 
 def test_the_mean_over_seeds_is_drawn_and_a_single_seed_marked(two_seeds: DataFrame) -> None:
-    drawn = curves(figures.train_loss_figure(two_seeds))
+    drawn = curves(figures.curve_figure(two_seeds))
     assert list(drawn) == ["Adam", "CAO k=1 †"]
     assert drawn["Adam"].get_ydata().tolist() == [3.5, 2.0, 1.5]
     assert drawn["Adam"].get_xdata().tolist() == [1, 2, 3]
 
 
 def test_a_dot_marks_the_first_hit_and_is_hollow_if_a_seed_never_arrived(two_seeds: DataFrame) -> None:
-    found = dots(figures.train_loss_figure(two_seeds, goal(two_seeds, 1.0)))
+    found = dots(figures.curve_figure(two_seeds, goal=goal(two_seeds, 1.0)))
     assert [(x, y) for x, y, _ in found] == [(3.0, 1.0), (2.0, 1.0)]
     assert found[0][2] == "white"
     assert found[1][2] != "white"
 
 
 def test_a_dot_lies_on_the_mean_curve(two_seeds: DataFrame) -> None:
-    figure = figures.train_loss_figure(two_seeds, goal(two_seeds, 2.3))
+    figure = figures.curve_figure(two_seeds, goal=goal(two_seeds, 2.3))
     # Adam's mean falls from 3.5 to 2 between the epochs 1 and 2.
     assert dots(figure)[0][:2] == (pytest.approx(1 + 1.2 / 1.5), 2.3)
 
 
 def test_a_step_of_a_full_batch_is_called_a_step_and_its_loss_is_that_before_it(two_seeds: DataFrame) -> None:
-    figure = figures.train_loss_figure(two_seeds.assign(steps_per_epoch=1))
+    figure = figures.curve_figure(two_seeds.assign(steps_per_epoch=1))
     assert axes_of(figure).get_xlabel() == "steps"
     assert curves(figure)["Adam"].get_xdata().tolist() == [0, 1, 2]
 
 
 def test_a_run_that_rises_far_above_its_start_leaves_the_frame(tmp_path: Path) -> None:
     runs = [Run([4.0, 2.0, 1.0], "adam", 0, ADAM), Run([4.0, 1e9, 1e13])]
-    figure = figures.train_loss_figure(logs_of(tmp_path, *runs).epochs)
+    figure = figures.curve_figure(logs_of(tmp_path, *runs).epochs)
     assert axes_of(figure).get_ylim()[1] < 10
     assert list(curves(figure)) == ["Adam †", "CAO k=1 † ↑"]
 
 
 def test_a_single_epoch_is_drawn_as_a_point(tmp_path: Path) -> None:
-    (curve,) = curves(figures.train_loss_figure(logs_of(tmp_path, Run([3.0])).epochs)).values()
+    (curve,) = curves(figures.curve_figure(logs_of(tmp_path, Run([3.0])).epochs)).values()
     assert (curve.get_marker(), curve.get_markevery()) == (".", None)
 
 
 def test_the_early_window_ends_where_it_should(two_seeds: DataFrame) -> None:
-    figure = figures.train_loss_figure(two_seeds, goal(two_seeds, 1.0), last_epoch=2)
+    figure = figures.curve_figure(two_seeds, goal=goal(two_seeds, 1.0), last_epoch=2)
     assert curves(figure)["Adam"].get_xdata().tolist() == [1, 2]
     assert [x for x, _, _ in dots(figure)] == [2.0]
 
 
 def test_wall_clock_has_seconds_on_its_axis(two_seeds: DataFrame) -> None:
-    figure = figures.wall_clock_figure(two_seeds, goal(two_seeds, 1.0))
+    figure = figures.curve_figure(two_seeds, x="seconds", goal=goal(two_seeds, 1.0))
     assert curves(figure)["Adam"].get_xdata().tolist() == [2.0, 4.0, 6.0]
     assert axes_of(figure).get_xlabel() == "seconds of training"
 
@@ -109,13 +108,13 @@ def test_seconds_have_ticks_between_whole_numbers_and_epochs_have_none(tmp_path:
 
 def test_one_seed_that_leaves_the_frame_marks_its_method(tmp_path: Path) -> None:
     runs = [Run([4.0, 2.0, end], "adam", seed, ADAM) for seed, end in enumerate((1.0, 1e9, 1.0))]
-    assert list(curves(figures.train_loss_figure(logs_of(tmp_path, *runs).epochs))) == ["Adam ↑"]
+    assert list(curves(figures.curve_figure(logs_of(tmp_path, *runs).epochs))) == ["Adam ↑"]
 
 
 def test_where_the_mean_never_arrives_dots_lie_on_the_seeds_that_do(tmp_path: Path) -> None:
     losses = ([4.0, 2.0, 1.0], [4.0, 3.0, 1.5], [4.0, 4.0, 40.0])
     epochs = logs_of(tmp_path, *(Run(list(one), "adam", seed, ADAM) for seed, one in enumerate(losses))).epochs
-    found = dots(figures.train_loss_figure(epochs, goal(epochs, 1.75)))
+    found = dots(figures.curve_figure(epochs, goal=goal(epochs, 1.75)))
     assert [x for x, _, _ in found] == pytest.approx([2.25, 2 + 1.25 / 1.5])
     assert {face for _, _, face in found} == {"white"}
 
@@ -124,7 +123,7 @@ def test_epochs_of_several_iterations_have_no_dot_and_say_so(tmp_path: Path) -> 
     runs = [Run([4.0, 2.0, 1.0], "lbfgs", 0, {"name": "lbfgs", "lr": 1.0}, steps_per_epoch=1), Run([4.0, 3.0, 2.0])]
     epochs = logs_of(tmp_path, *runs).epochs
     over_epochs, over_seconds = (
-        draw(epochs, goal(epochs, 2.5)) for draw in (figures.train_loss_figure, figures.wall_clock_figure)
+        figures.curve_figure(epochs, x=x, goal=goal(epochs, 2.5)) for x in ("epoch", "seconds")
     )
     assert [len(dots(figure)) for figure in (over_epochs, over_seconds)] == [1, 2]
     assert "L-BFGS †, steps of several iterations" in curves(over_epochs)
@@ -132,20 +131,20 @@ def test_epochs_of_several_iterations_have_no_dot_and_say_so(tmp_path: Path) -> 
 
 
 def test_the_legend_names_the_threshold(two_seeds: DataFrame) -> None:
-    legend = axes_of(figures.train_loss_figure(two_seeds, goal(two_seeds, 1.25))).get_legend()
+    legend = axes_of(figures.curve_figure(two_seeds, goal=goal(two_seeds, 1.25))).get_legend()
     assert legend is not None
     assert legend.get_texts()[-1].get_text() == "threshold 1.25"
 
 
 def test_a_diverged_run_ends_in_a_cross(tmp_path: Path) -> None:
     epochs = logs_of(tmp_path, Run([3.0, 2.0, math.nan], status="diverged")).epochs
-    crosses = [line for line in axes_of(figures.train_loss_figure(epochs)).lines if line.get_marker() == "x"]
+    crosses = [line for line in axes_of(figures.curve_figure(epochs)).lines if line.get_marker() == "x"]
     assert crosses[0].get_xydata().tolist() == [[2.0, 2.0]]
 
 
 def test_the_rank_ablation_holds_everything_but_the_rank(tmp_path: Path) -> None:
     epochs = logs_of(tmp_path, *suite_of_runs()).epochs
-    drawn = curves(figures.rank_ablation_figure(epochs, goal(epochs, 3.0)))
+    drawn = curves(figures.curve_figure(figures.rank_ablation(epochs), goal=goal(epochs, 3.0)))
     ranks = ["CAO k=0", "CAO k=0, scaling unit", "CAO k=1", "CAO k=3", "CAO k=5"]
     assert list(drawn) == [*ranks, "threshold 3"]
 
@@ -155,7 +154,7 @@ def test_the_rank_ablation_leaves_out_what_differs_in_more_than_the_rank(tmp_pat
     usual = {"negative_curvature": "magnitude", "eigensolver": "subspace", "warmup_steps": 0}
     ranks = [Run([4.0, 2.0], f"rank{k}", 0, CAO | usual | {"rank": k}) for k in (1, 3)]
     others = [Run([4.0, 2.0], key, 0, CAO | usual | {key: value}) for key, value in as_printed.items()]
-    drawn = curves(figures.rank_ablation_figure(logs_of(tmp_path, *ranks, *others).epochs))
+    drawn = curves(figures.curve_figure(figures.rank_ablation(logs_of(tmp_path, *ranks, *others).epochs)))
     assert list(drawn) == ["CAO k=1 (rank1) †", "CAO k=3 †"]
 
 
@@ -201,7 +200,7 @@ def test_rates_can_be_read_between_labels_that_do_not_overlap(rates: tuple[float
 
 def test_a_long_name_is_wrapped_and_fits_into_the_figure(tmp_path: Path) -> None:
     epochs = settings(logs_of(tmp_path, Run([3.0, 2.0])))[0].epochs
-    figure = figures.train_loss_figure(epochs.assign(name="CAO k=10, lr 0.00316, momentum 0.9, sketch projected-out"))
+    figure = figures.curve_figure(epochs.assign(name="CAO k=10, lr 0.00316, momentum 0.9, sketch projected-out"))
     FigureCanvasAgg(figure).draw()
     legend = figure.axes[0].get_legend()
     assert legend is not None
@@ -212,7 +211,7 @@ def test_a_long_name_is_wrapped_and_fits_into_the_figure(tmp_path: Path) -> None
 def test_a_method_has_the_same_colour_whoever_is_drawn_with_it(tmp_path: Path) -> None:
     epochs = settings(logs_of(tmp_path, *suite_of_runs()))[0].epochs
     some = epochs[epochs["label"].isin(["cao-rank5", "sgd-lr0.1-momentum0"])]
-    everyone, few = (curves(figures.train_loss_figure(runs)) for runs in (epochs, some))
+    everyone, few = (curves(figures.curve_figure(runs)) for runs in (epochs, some))
     assert {name: line.get_color() for name, line in few.items()}.items() <= {
         name: line.get_color() for name, line in everyone.items()
     }.items()
@@ -220,7 +219,7 @@ def test_a_method_has_the_same_colour_whoever_is_drawn_with_it(tmp_path: Path) -
 
 def test_a_colour_that_begins_anew_has_markers_along_its_curve(tmp_path: Path) -> None:
     runs = [Run([4.0, 2.0, 1.0], f"rank{k}", 0, CAO | {"rank": k}) for k in range(1, 7)]
-    drawn = curves(figures.train_loss_figure(logs_of(tmp_path, *runs).epochs)).values()
+    drawn = curves(figures.curve_figure(logs_of(tmp_path, *runs).epochs)).values()
     assert [line.get_marker() for line in drawn] == ["None"] * 4 + ["s"] * 2
     assert {line.get_linestyle() for line in drawn} == {"-"}
 

@@ -24,7 +24,7 @@ from cao_lab.reporting.analysis import ended_with_costs, first_epoch_below, time
 from cao_lab.reporting.claims import audit
 from cao_lab.reporting.logreader import Logs, load_logs
 from cao_lab.reporting.page import html_table, page
-from cao_lab.reporting.page_data import SYMBOLS, page_data
+from cao_lab.reporting.page_data import FEWEST_POINTS, POINTS, SYMBOLS, page_data
 from cao_lab.reporting.setting import settings
 from cao_lab.reporting.tables import make_tables
 
@@ -91,10 +91,43 @@ def test_a_hostile_label_stays_inside_the_data(tmp_path: Path) -> None:
     assert "</script>" not in page_data(settings(loaded))
 
 
+@pytest.mark.parametrize("name", ["<!--plotly-->", "<!--<script>", "<!--data-->", "</SCRIPT >"])
+def test_no_name_is_taken_for_a_mark_or_for_html(tmp_path: Path, name: str) -> None:
+    loaded = load_logs(write_suite(tmp_path, [Run([3.0, 2.0], label="x", task="digits-mlp")]))
+    loaded.epochs["name"] = name
+    text = page_of(loaded)
+    script = text[text.index('id="data">') + len('id="data">') : text.index("</script>")]
+    assert "<" not in script
+    assert json.loads(script)["settings"][0]["methods"][0]["name"] == name
+
+
 def test_what_is_not_finite_is_null(tmp_path: Path) -> None:
     write_run(tmp_path, Run([3.0, float("inf")], status="diverged"))
     data = json.loads(page_data(settings(load_logs(tmp_path))))
     assert data["settings"][0]["runs"][0]["train_loss"] == [3.0, None]
+
+
+def test_a_long_curve_keeps_its_ends_and_its_extremes(tmp_path: Path) -> None:
+    losses = [*decay(500.0, 2000)]
+    losses[900], losses[901] = 400.0, 0.001
+    accuracies = [0.5] * 2000
+    accuracies[1234] = 0.9
+    runs = [Run(losses, seed=seed, accuracies=accuracies, eigenvalues=[9.0]) for seed in range(2)]
+    (setting,) = json.loads(page_data(settings(load_logs(write_suite(tmp_path, runs)))))["settings"]
+    (method,) = setting["methods"]
+    for curve in (*setting["runs"], method["band"]["mean"]):
+        assert len(curve["epoch"]) == len(curve["test_loss"]) <= POINTS + 10
+        assert {400.0, 0.001, losses[0], losses[-1]} <= {*curve["train_loss"]}
+        assert curve["epoch"][curve["test_accuracy"].index(0.9)] == 1235
+    assert len(method["band"]["low"]["train_loss"]) == len(method["band"]["mean"]["epoch"])
+    assert all(len(series["epoch"]) <= POINTS + 10 for one in setting["spectra"] for series in one["series"])
+
+
+def test_curves_of_many_runs_share_the_points_of_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cao_lab.reporting.page_data.SEED_POINTS", 100)
+    runs = [Run(decay(9.0, 60), seed=seed) for seed in range(4)]
+    (setting,) = json.loads(page_data(settings(load_logs(write_suite(tmp_path, runs)))))["settings"]
+    assert {len(run["epoch"]) for run in setting["runs"]} == {FEWEST_POINTS}
 
 
 def test_methods_that_share_a_colour_have_markers_that_plotly_knows(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from cao_lab.reporting.claims import audit
 from cao_lab.reporting.logreader import load_logs
 from cao_lab.reporting.page import page
 from cao_lab.reporting.page_data import page_data
-from cao_lab.reporting.report import figure_jobs, write_report
+from cao_lab.reporting.report import figures_of, write_report
 from cao_lab.reporting.setting import settings
 from cao_lab.reporting.tables import make_tables
 
@@ -32,6 +32,15 @@ def test_two_reports_of_the_same_logs_are_byte_identical(tmp_path: Path) -> None
     first = contents(tmp_path / "one")
     assert first == contents(tmp_path / "two")
     assert {"index.html", "claims.md", "tables/results.csv", "figures/demo/digits-mlp/train-loss.pdf"} <= first.keys()
+
+
+def test_a_report_tells_on_stderr_how_far_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_run(tmp_path / "logs", Run([3.0, 2.0]))
+    write_report(tmp_path / "logs", tmp_path / "report")
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert "read: 1 runs; next" in told.err
+    assert "drawing: 100%" in told.err
 
 
 def torn(folder: Path) -> None:
@@ -66,7 +75,7 @@ def test_a_report_comes_out_whatever_the_logs_lack(case: str, tmp_path: Path) ->
 def test_the_papers_figures_have_their_names(tmp_path: Path) -> None:
     runs = suite_of_runs("paper", "cifar100-resnet18", 3) + suite_of_runs("paper", "cifar10-resnet34", 3)
     logs = load_logs(write_suite(tmp_path, runs))
-    names = {job.path for job in figure_jobs(logs, settings(logs))}
+    names = set(figures_of(logs, settings(logs)))
     assert {
         "paper/figure-1-train-loss-c100-r18",
         "paper/figure-2-train-loss-c100-r18-early",

@@ -6,8 +6,15 @@ import pytest
 
 from cao_lab.log.records import SweepRecord
 from cao_lab.log.sweeps import Sweep
-from cao_lab.reporting.robust import ARROW, contests, contests_table, goals_table, rates_figure
-from cao_lab.reporting.rule_figures import edge_figure, effort_figure
+from cao_lab.reporting.robust import (
+    ARROW,
+    contests,
+    contests_table,
+    edge_figure,
+    effort_figure,
+    goals_table,
+    rates_figure,
+)
 
 RATES = (0.1, 1.0, 10.0)
 

@@ -34,7 +34,6 @@ ALIKE = {
     "cao": replace(SMALL, optimizer=CAO, l2=0.01, monitor_curvature=3),
     "gauss-newton": replace(SMALL, optimizer=CAO, curvature="gauss-newton", l2=0.02),
     "samples": replace(SMALL, optimizer=CAO, curvature_samples=16, curvature_part=8),
-    "automatic": replace(SMALL, optimizer=replace(CAO, damping="auto", lr=1.0), batch_size=None, epochs=6),
     "lbfgs": replace(SMALL, optimizer=LBFGSConfig(max_iterations=4), batch_size=None),
 }
 LONG = RunConfig(CAO, epochs=12, train_samples=256, batch_size=32, monitor_curvature=3)

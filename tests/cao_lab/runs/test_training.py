@@ -4,6 +4,7 @@ from dataclasses import replace
 import pytest
 import torch
 from small_cifar import write_small_cifar
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import cao_lab.runs.objective as objective_module
 import cao_lab.runs.training as training_module
@@ -209,6 +210,38 @@ def test_divergence_ends_the_run_with_the_row_it_happened_in(digits):
     assert training.progress.has_diverged
     assert len(records) == 1
     assert not math.isfinite(records[0].train_loss)
+
+
+class ScalarReads(TorchDispatchMode):
+    """Counts the numbers that the host asks a device for, one after the other."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += func is torch.ops.aten._local_scalar_dense.default
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("steps", [1, 3, 16])
+def test_a_step_asks_the_device_for_no_number(digits, steps, monkeypatch):
+    expected = next(train(config(), digits))
+    monkeypatch.setattr(training_module, "steps_between_reads", lambda _: steps)
+    training, counts = Training(config(), digits), []
+    with ScalarReads() as reads:
+        record = next(training.epochs(lambda _: counts.append(reads.count)))
+    assert counts == [0, 0, 0, 0]
+    assert without_measurements([record]) == without_measurements([expected])
+
+
+def test_a_divergence_that_is_read_late_is_saved_and_ends_the_run(digits, monkeypatch):
+    monkeypatch.setattr(training_module, "steps_between_reads", lambda _: 16)
+    training = Training(config(SGDConfig(lr=1e30, max_gradient_norm=None), epochs=10), digits)
+    records = list(training.epochs())
+    assert len(records) == 1
+    assert not math.isfinite(records[0].train_loss)
+    assert training.state_dict()["progress"]["has_diverged"]
 
 
 def test_lbfgs_takes_several_gradients_a_step(digits):

@@ -14,6 +14,8 @@ import pytest
 import torch
 
 from cao_lab.config import ConfigError
+from cao_lab.log.locking import Lock
+from cao_lab.log.records import LogError
 from cao_lab.solvers import command
 from cao_lab.solvers.budget import Budget, Record
 from cao_lab.solvers.command import Line, progress_bar, run_solve, show, why_ended
@@ -34,7 +36,7 @@ def written(folder: Path, body: str) -> str:
 
 
 def solved(target: str, folder: Path, **settings: Any) -> tuple[str, list[dict[str, str]], dict[str, Any]]:
-    message = run_solve(SolveConfig(target, **{"method": "torch-lbfgs", "out": folder, **settings}))
+    message, _ = run_solve(SolveConfig(target, **{"method": "torch-lbfgs", "out": folder, **settings}))
     with (folder / "records.csv").open() as file:
         return message, list(csv.DictReader(file)), json.loads((folder / "solve.json").read_text())
 
@@ -168,7 +170,7 @@ def test_an_interrupted_run_is_written_as_far_as_it_got(tmp_path: Path) -> None:
         "    return (x**4).sum()\ndef problem():\n    return x, loss\n"
     )
     message, rows, outcome = solved(written(tmp_path, body), tmp_path / "out", evaluations=50)
-    assert "(interrupted)" in message
+    assert "(interrupted); gradient norm " in message
     # Three calls are made to look at the problem before the run begins.
     assert rows[-1]["status"] == outcome["outcome"]["status"] == "interrupted"
     assert rows[-1]["evaluations"] == "16"
@@ -229,6 +231,7 @@ def test_a_run_that_arrives_says_so(tmp_path: Path, method: str) -> None:
     ("status", "words"),
     [
         ("stalled: tolerance_grad", "converged: the gradient is zero"),
+        ("stalled: minimal to rounding", "converged: minimal to rounding"),
         ("stalled: CONVERGENCE: NORM OF G <= PGTOL", "converged: norm of g <= pgtol"),
         ("stalled: no step lowers the loss", "stopped early: no step lowers the loss"),
         ("spent", "budget spent"),
@@ -273,6 +276,69 @@ def test_the_bar_ends_at_the_whole_budget_though_the_bill_is_larger(monkeypatch:
         assert bar.n == 1
         assert "100%" in str(bar)
         assert "loss 0.5" in str(bar)
+
+
+SQUARE = "def problem():\n    return x, lambda: ((x - 1) ** 2).sum()\n"
+
+
+def test_files_with_functions_of_one_name_write_to_folders_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for place in ("a.py", "b.py", "c/a.py"):
+        Path(place).parent.mkdir(exist_ok=True)
+        Path(place).write_text(HEAD + SQUARE)
+    for target in ("a.py:problem", "b.py:problem", "a.py:problem"):
+        run_solve(SolveConfig(target, method="adam", evaluations=3))
+    assert {path.name for path in Path("out/solve").iterdir()} == {"a-problem-adam", "b-problem-adam"}
+    before = Path("out/solve/a-problem-adam/records.csv").read_bytes()
+    with pytest.raises(SolveError, match=r"holds the result of .*/a\.py:problem; name another folder with --out"):
+        run_solve(SolveConfig("c/a.py:problem", method="adam", evaluations=3))
+    assert Path("out/solve/a-problem-adam/records.csv").read_bytes() == before
+
+
+def test_a_folder_that_another_process_solves_into_is_refused(tmp_path: Path) -> None:
+    with Lock(tmp_path), pytest.raises(LogError, match="another process is working on"):
+        solved(written(tmp_path, SQUARE), tmp_path)
+
+
+def test_code_that_goes_elsewhere_leaves_the_output_where_it_was_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "there").mkdir()
+    target = written(tmp_path, f"import os\nos.chdir({str(tmp_path / 'there')!r})\n{SQUARE}")
+    message, code = run_solve(SolveConfig(target, method="adam", evaluations=3, out=Path("mine")))
+    assert code == 0
+    assert "written to mine: " in message
+    assert (tmp_path / "mine" / "solve.json").exists()
+    assert not list((tmp_path / "there").iterdir())
+
+
+@pytest.mark.parametrize("calls", [1, 20])
+def test_a_problem_that_ends_the_program_is_no_success(tmp_path: Path, calls: int) -> None:
+    body = (
+        f"calls = []\ndef loss():\n    calls.append(1)\n    if len(calls) == {calls}:\n        raise SystemExit(0)\n"
+        "    return (x**4).sum()\ndef problem():\n    return x, loss\n"
+    )
+    with pytest.raises(SolveError, match=r"failed \(SystemExit in line 7"):
+        solved(written(tmp_path, body), tmp_path / "out", evaluations=50)
+
+
+def test_an_interrupted_solve_has_the_exit_code_of_one(tmp_path: Path) -> None:
+    body = (
+        "calls = []\ndef loss():\n    calls.append(1)\n    if len(calls) == 20:\n        raise KeyboardInterrupt\n"
+        "    return (x**4).sum()\ndef problem():\n    return x, loss\n"
+    )
+    target = written(tmp_path, body)
+    assert run_solve(SolveConfig(target, method="adam", evaluations=50, out=tmp_path / "out"))[1] == 130
+
+
+def test_a_small_problem_is_told_with_its_gradient_and_its_parameters(tmp_path: Path) -> None:
+    message, *_ = solved(written(tmp_path, SQUARE), tmp_path / "out", method="scipy-bfgs", evaluations=50)
+    (x,) = torch.load(tmp_path / "out" / "params.pt")
+    norm = float(2 * (x - 1).norm())
+    assert f"; gradient norm {norm:.2g}, parameters {x[0]:.6g}, {x[1]:.6g}\n" in message
 
 
 def test_every_method_can_be_asked_for() -> None:

@@ -287,7 +287,7 @@ def test_a_timed_product_is_one_with_the_hessian() -> None:
 
 def test_the_price_is_measured_and_recorded_if_not_given() -> None:
     problem = EQUATIONS["regression"].problem(ProblemConfig(width=4, depth=1, interior=10, initial=5, boundary=3))
-    *_, last = solve(problem, METHODS["cao"], Budget(20))
+    *_, last = solve(problem, METHODS["nncg"], Budget(20))
     assert last.price > 0
     assert last.billed == last.evaluations + last.price * last.products
 

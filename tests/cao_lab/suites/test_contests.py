@@ -18,8 +18,8 @@ from cao_lab.log.solves import read_solve
 from cao_lab.solvers import solving as solving_module
 from cao_lab.solvers.budget import Budget
 from cao_lab.solvers.contest import Contest, carry_out, is_over, prices, with_seed
-from cao_lab.solvers.methods.cao_as_it_is import FullBatchCAO
 from cao_lab.solvers.methods.first_order import Adam
+from cao_lab.solvers.methods.nncg import NNCG
 from cao_lab.solvers.methods.quasi_newton import TorchLBFGS
 from cao_lab.solvers.methods.sketched import Sketched
 from cao_lab.solvers.solving import adam_phase
@@ -45,7 +45,7 @@ def test_all_problems_have_fresh_seeds_and_all_peers() -> None:
     assert {(one.equation, one.size.seed) for one in SCIENTIFIC} == {(e, s) for e in PROBLEMS for s in (1, 2, 3)}
     assert 0 not in SEEDS
     assert {method.name for method in METHODS.values()} == {
-        "sketched-lbfgs", "torch-lbfgs", "scipy-lbfgsb", "scipy-bfgs", "nncg", "lbfgs-nncg", "soap", "adam", "cao",
+        "sketched-lbfgs", "torch-lbfgs", "scipy-lbfgsb", "scipy-bfgs", "nncg", "lbfgs-nncg", "soap", "adam",
     }  # fmt: skip
 
 
@@ -87,9 +87,9 @@ def test_prices_are_measured_once_for_all_seeds(tmp_path: Path, monkeypatch: pyt
 
 def test_a_method_that_joins_later_gets_a_price_and_the_others_keep_theirs(tmp_path: Path) -> None:
     first = prices(CONTEST, tmp_path)
-    later = prices(replace(CONTEST, methods={"cao": FullBatchCAO()}), tmp_path)
-    assert later["FullBatchCAO"].product > 0
-    assert later == first | {"FullBatchCAO": later["FullBatchCAO"]}
+    later = prices(replace(CONTEST, methods={"nncg": NNCG()}), tmp_path)
+    assert later["NNCG"].product > 0
+    assert later == first | {"NNCG": later["NNCG"]}
     assert first["Sketched"].product > 0
 
 

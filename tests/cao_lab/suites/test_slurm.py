@@ -47,7 +47,7 @@ def test_submitits_own_executor_carries_a_round_out_and_tells_why_a_run_failed(s
     runner = runner_of(tmp_path)
     assert [run.status for run in runner.run_round(configs)] == ["finished", "failed"]
     assert list(runner.failures) == [configs[1].folder]
-    assert "ValueError: train_samples must be from 10 to 1437, got 1000000" in capsys.readouterr().out
+    assert "TaskError: train_samples must be from 10 to 1437, got 1000000" in capsys.readouterr().out
 
 
 @pytest.mark.slow

@@ -203,7 +203,7 @@ def test_every_optimizer_gets_the_same_number_of_trials():
         c.optimizer.name + str(getattr(c.optimizer, "momentum", ""))
         for c in play(mini_tuned(), lambda c: finished(c, 1.0))
     )
-    assert len(trials) == len(TUNED) == 14
+    assert len(trials) == len(TUNED) == 13
     assert len(set(trials.values())) == 1
 
 
@@ -264,7 +264,7 @@ def test_a_suite_may_come_from_a_file_of_the_users(tmp_path, monkeypatch):
     path.write_text("import a_module_that_is_not_there")
     with pytest.raises(ConfigError, match=r"mine.py cannot be imported \(ModuleNotFoundError"):
         find_suite(f"{path}:TINY")
-    with pytest.raises(ConfigError, match=r"no suite is called tiny; there are paper, mini.*scientific"):
+    with pytest.raises(ConfigError, match=r"no suite is called tiny; there are paper, narrow, mini.*scientific"):
         find_suite("tiny")
 
 
@@ -308,7 +308,7 @@ def test_a_suite_goes_past_failures_reports_them_and_skips_what_is_over(suite_fi
     said = capsys.readouterr().out
     assert "diverged MIXED/digits-mlp/sgd-lr1e+30" in said
     assert "finished" not in said
-    assert said.count("failed MIXED/digits-mlp-n1000000/adam/seed0: ValueError: train_samples must be") == 2
+    assert said.count("failed MIXED/digits-mlp-n1000000/adam/seed0: TaskError: train_samples must be") == 2
     assert "3 runs ended, 1 failed" in said
 
     started = []
@@ -405,8 +405,8 @@ def test_dry_run_lists_runs_with_times_and_runs_nothing(tmp_path):
 def test_dry_run_without_the_data_still_lists(tmp_path, monkeypatch):
     monkeypatch.delenv("CAO_DATA", raising=False)
     lines = list(list_runs("mini-tuned", Execution(logs=tmp_path, threads=1), jobs=1))
-    assert "?  mini-tuned/cifar100-resnet18w8-n5000/sgd-lr0.001/seed0" in lines[0]
-    assert "70 runs whose data are not here" in lines[-2]
+    assert "no data  mini-tuned/cifar100-resnet18w8-n5000/sgd-lr0.001/seed0" in lines[0]
+    assert "for 65 runs the data are not here; get them, then add --data-dir DIR: cao data " in lines[-2]
     assert "then more" in lines[-1]
 
 

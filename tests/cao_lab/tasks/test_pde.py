@@ -10,7 +10,7 @@ from scipy.integrate import solve_ivp
 from torch import Tensor
 
 from cao import LeastSquares
-from cao.linearized import ExplicitLinearized, GraphLinearized
+from cao.curvature.linearized import ExplicitLinearized, GraphLinearized
 from cao_lab.tasks.pde import EQUATIONS
 from cao_lab.tasks.pde.allen_cahn import spectral_solution
 from cao_lab.tasks.pde.burgers import VISCOSITY, cole_hopf, cole_hopf_row

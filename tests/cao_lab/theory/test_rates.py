@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy.linalg import solve_discrete_lyapunov
 
 from cao import SubspaceIteration
-from cao.preconditioner import precondition
+from cao.sketch.damped import precondition
 from cao_lab.theory import contraction, sketches, stationarity
 from cao_lab.theory.problems import CosineMixture, dense_preconditioner, eigenpairs, generator, normal, orthonormal
 from cao_lab.theory.stability import relative_curvature

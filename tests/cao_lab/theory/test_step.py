@@ -6,8 +6,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cao.linalg import Eigenpairs
-from cao.preconditioner import precondition
+from cao.linalg.columns import Eigenpairs
+from cao.sketch.damped import precondition
 from cao_lab.theory.descent import descent_lr, guaranteed_decrease, printed_descent_lr
 from cao_lab.theory.problems import (
     CosineMixture,

@@ -35,19 +35,16 @@ def early_loss(setting: Setting) -> Finding:
     if absent := setting.lacking("cao", *RIVALS):
         return untested(*absent)
     means = {part: early_means(setting.of(part)) for part in ("cao", *RIVALS, "matched")}
-    ratios = {part: loss_ratio(setting, means[part], means["cao"]) for part in (*RIVALS, "matched")}
+    confidence, twice = shared_confidence(len(RIVALS)), setting.twice(early_means_by_label)
+    ratios = {
+        part: with_noise(ratio_interval(means[part], means["cao"], confidence), twice) for part in (*RIVALS, "matched")
+    }
     verdicts = [with_control(ratios[part], ratios["matched"]) for part in RIVALS]
     told = "; ".join(
         f"{setting.name(part)} has {said(ratio)} CAO's loss" for part, ratio in ratios.items() if ratio.count
     )
     more = resolution([ratios["matched"]], math.log(RATIO_MARGIN), "± 10 %")
     return Finding(all_of(verdicts), told + more)
-
-
-def loss_ratio(setting: Setting, losses: Series, of_cao: Series) -> Interval:
-    """Return how many times CAO's early loss another's is, beside the noise."""
-    ratio = ratio_interval(losses, of_cao, shared_confidence(len(RIVALS)))
-    return with_noise(ratio, setting.twice(early_means_by_label))
 
 
 def early_means_by_label(setting: Setting) -> dict[str, Values]:
@@ -70,7 +67,10 @@ def consistently_below(setting: Setting) -> Finding:
     if absent := setting.lacking("cao", *RIVALS):
         return untested(*absent)
     budget = int(setting.epochs["budget"].max())
-    ratios = {part: epoch_ratios(setting, part, shared_confidence(len(RIVALS) * budget)) for part in RIVALS}
+    twice = setting.twice(lambda one: {label: losses_by_epoch(own) for label, own in one.by_label.items()})
+    confidence = shared_confidence(len(RIVALS) * budget)
+    losses = {part: losses_by_epoch(setting.of(part)) for part in ("cao", *RIVALS)}
+    ratios = {part: epoch_ratios(losses[part], losses["cao"], twice, confidence) for part in RIVALS}
     verdicts, told = [], []
     for part in RIVALS:
         own = [direction(ratio) for ratio in ratios[part]]
@@ -82,17 +82,16 @@ def consistently_below(setting: Setting) -> Finding:
     return Finding(all_of(verdicts), f"{'; '.join(told)} ({seen})")
 
 
-def epoch_ratios(setting: Setting, part: str, confidence: float) -> list[Interval]:
+def epoch_ratios(
+    losses: DataFrame, of_cao: DataFrame, twice: list[tuple[DataFrame, DataFrame]], confidence: float
+) -> list[Interval]:
     """Return epoch by epoch how many times CAO's train loss another's is, beside the noise."""
-    losses = [losses_by_epoch(setting.of(name)) for name in (part, "cao")]
-    shared = losses[0].index.intersection(losses[1].index)
-    twice = setting.twice(lambda one: {label: losses_by_epoch(own) for label, own in one.by_label.items()})
     return [
         with_noise(
-            ratio_interval(losses[0].loc[at], losses[1].loc[at], confidence),
+            ratio_interval(losses.loc[at], of_cao.loc[at], confidence),
             [(one.loc[at], same.loc[at]) for one, same in twice if at in one.index and at in same.index],
         )
-        for at in shared
+        for at in losses.index.intersection(of_cao.index)
     ]
 
 

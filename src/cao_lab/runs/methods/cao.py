@@ -21,10 +21,12 @@ from cao_lab.runs.settings import ConfigError, Settings
 if TYPE_CHECKING:
     from torch import nn
 
+    from cao import CAO
     from cao_lab.runs.method import Method, Objective, OnRefresh
 
 # Products for the log at each refresh: the first eigenvalues that the sketch does not capture.
 PRODUCTS_FOR_THE_LOG = 6
+UNKNOWN_TO_CAO = ("name", "sketch", "tolerance", "warmup_steps")
 
 
 @dataclass(frozen=True)
@@ -38,8 +40,8 @@ class CAOConfig(Settings):
     """Eigenpairs k in the sketch."""
     refresh_every: int = 400
     """Steps m from one sketch to the next."""
-    damping: float | Literal["auto"] = DAMPING
-    """Damping η; "auto" (full batches, --lr 1) is the curvature the sketch leaves out, raised if a step overshot."""
+    damping: float = DAMPING
+    """Damping η."""
     power_iterations: int = POWER_ITERATIONS
     """Sweeps T_pow of a refresh, each of k products."""
     tolerance: float | None = None
@@ -58,8 +60,6 @@ class CAOConfig(Settings):
     """Momentum; the paper has none."""
     weight_decay: float = WEIGHT_DECAY
     """Weight decay."""
-    decoupled_weight_decay: bool = False
-    """Decouple weight decay from the gradient, as AdamW does."""
     warmup_steps: int = WARMUP_STEPS
     """Plain SGD steps before the first sketch."""
     sketch: Literal["top", "random", "projected-out"] = "top"
@@ -70,6 +70,7 @@ class CAOConfig(Settings):
     def build(self, model: "nn.Module", seed: int) -> "Method":
         """Build CAO, which is refreshed with the matrix that the run's config names."""
         from cao import CAO
+        from cao.linalg.eigensolvers import eigensolver_for
         from cao_lab.runs.method import trainable
         from cao_lab.runs.refresh import counted, has_fresh_sketch, loss_with_a_look, refresh
 
@@ -77,9 +78,12 @@ class CAOConfig(Settings):
         size = sum(p.numel() for p in params)
         if self.rank > size:
             raise ConfigError(f"rank must not exceed the number of parameters, got {self.rank} for {size}")
-        settings = {key: value for key, value in asdict(self).items() if key not in ("name", "sketch")}
+        settings = {key: value for key, value in asdict(self).items() if key not in UNKNOWN_TO_CAO}
         # The objective's curvature is that of all processes already.
+        if self.tolerance is not None:
+            settings["eigensolver"] = eigensolver_for(self.eigensolver, self.power_iterations, self.tolerance)
         optimizer = CAO(params, seed=seed, process_group=False, **settings)
+        self._warm_up(optimizer)
 
         def step(objective: "Objective", on_refresh: "OnRefresh") -> None:
             optimizer.zero_grad()
@@ -87,8 +91,17 @@ class CAOConfig(Settings):
                 optimizer, objective, lambda operator: refresh(optimizer, operator, self, on_refresh)
             ).backward()
             optimizer.step()
+            self._warm_up(optimizer)
 
         return counted(optimizer, step, lambda: optimizer.is_refresh_due or has_fresh_sketch(optimizer))
+
+    def _warm_up(self, optimizer: "CAO") -> None:
+        """Let the next step be one of plain SGD until the warm-up is over."""
+        if not self.warmup_steps:
+            return
+        is_over = optimizer.counters.steps >= self.warmup_steps
+        for group in optimizer.param_groups:
+            group["rank"], group["scaling"] = (self.rank, self.scaling) if is_over else (0, "unit")
 
     def gradients_per_step(self, product: float) -> float:
         """Return a gradient and the share of a refresh, with the products for the log."""

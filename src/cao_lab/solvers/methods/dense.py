@@ -9,6 +9,7 @@ from jaxtyping import Float64
 # scipy exports neither; its BFGS is built on them.
 from scipy.optimize._optimize import _line_search_wolfe12, _LineSearchError  # type: ignore[attr-defined]
 
+from cao_lab.solvers.config import SolveError
 from cao_lab.solvers.objective import Objective, flat
 from cao_lab.solvers.price import Products
 from cao_lab.tasks.pde.problem import Problem
@@ -37,7 +38,7 @@ class ScipyBFGS:
         here = flat(objective.params).double().numpy()
         if len(here) > self.max_size:
             size = f"{self.max_size} parameters, got {len(here)}"
-            raise ValueError(f"{self.name} holds a dense matrix and takes up to {size}")
+            raise SolveError(f"{self.name} holds a dense matrix and takes up to {size}")
         value_at, gradient_at = remembering(objective.at)
         value, gradient = value_at(here), gradient_at(here)
         value_before = value + np.linalg.norm(gradient) / 2  # So that the first step has a length of about one.

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cao_lab.solvers.config import SolveError
 from cao_lab.solvers.methods.quasi_newton import TorchLBFGS
 from cao_lab.solvers.objective import Objective, default_dtype, flat
 from cao_lab.solvers.price import Products, hessian_product
@@ -93,11 +94,11 @@ def deepxde_module() -> ModuleType:
     """
     package = find_spec("deepxde")
     if package is None or not package.submodule_search_locations:
-        raise ValueError("nncg needs deepxde; pip install 'cao-optimizer[peers]'")
+        raise SolveError("nncg needs deepxde; pip install 'cao-optimizer[peers]'")
     path = Path(package.submodule_search_locations[0]) / "optimizers" / "pytorch" / "nncg.py"
     spec = spec_from_file_location("deepxde_nncg", path)
     if not path.is_file() or spec is None or spec.loader is None:
-        raise ValueError(f"this version of deepxde has no {path.name}; pip install 'deepxde==1.15.0'")
+        raise SolveError(f"this version of deepxde has no {path.name}; pip install 'deepxde==1.15.0'")
     module = module_from_spec(spec)
     spec.loader.exec_module(module)
     # It prints a warning at every step whose conjugate gradients end at their limit.

@@ -53,7 +53,8 @@ class Sketched:
 
         def closure() -> Tensor:
             status = optimizer.status
-            objective.bill(status.products - objective.products, status.refreshes - objective.setups)
+            others = status.corrected_cost - objective.others
+            objective.bill(status.products - objective.products, status.refreshes - objective.setups, others)
             return objective.closure()
 
         before = None
