@@ -30,8 +30,13 @@ torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
 
 @pytest.fixture(autouse=True)
 def same_process() -> Iterator[None]:
-    """Put back what a test may leave to later ones: the import path, which spawned processes inherit, and threads."""
+    """Put back what a test may leave to later ones: the import path, which spawned processes inherit, and threads.
+
+    Accelerate remembers in the process which data loader is being read: one left half-way ends all accumulation.
+    """
     path, threads = list(sys.path), torch.get_num_threads()
+    if accelerate := sys.modules.get("accelerate.state"):
+        accelerate.GradientState._reset_state()
     yield
     sys.path[:] = path
     if torch.get_num_threads() != threads:
