@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from hypothesis import settings
 from jaxtyping import install_import_hook
 
 # Not all of cao.linalg: beartype draws from Python's random stream where it checks a list.
@@ -23,6 +24,10 @@ with install_import_hook(MODULES, "beartype.beartype"):
     import cao  # noqa: F401
 
 pytest_plugins = ["time_limit"]
+
+# No timing decides a test.
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
 
 # One thread unless told otherwise: sums repeat, and two test workers share two cores.
 torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))

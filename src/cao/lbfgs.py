@@ -418,7 +418,9 @@ class SketchedLBFGS(Optimizer):
         if every != "auto":
             is_first = progress.refreshes == 0
             return bool(is_first or progress.iterations - progress.last_refresh >= every)
-        return is_affordable(progress.paid, progress.evaluations) and has_slowed(trace, progress.price)
+        # Where rounding decides, every loss is as low as the last: that is for the sketch after ten quiet iterations.
+        is_quiet = progress.quiet > 0
+        return not is_quiet and is_affordable(progress.paid, progress.evaluations) and has_slowed(trace, progress.price)
 
     def _renew(self, here: Iterate) -> None:
         """Let a dense matrix take over, or make a new sketch, if either is due."""

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 import torch.multiprocessing as mp
-from lbfgs_ranks import WORLD, points, run_rank, solve
+from lbfgs_ranks import MANY, WORLD, points, run_rank, solve
 from scipy import optimize
 from small_models import flat_params, seeded
 from torch import Tensor, nn
@@ -677,7 +677,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Tensor, str, i
 def test_two_processes_take_the_steps_of_one_on_all_points(ranks: list[tuple[Tensor, str, int]]) -> None:
     (first, *_), (second, *_) = ranks
     assert torch.equal(first, second)
-    torch.testing.assert_close(first, solve(points()), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(first, solve(points(MANY)), rtol=1e-5, atol=1e-6)
 
 
 def test_a_closure_that_fails_in_one_process_leaves_no_other_waiting(ranks: list[tuple[Tensor, str, int]]) -> None:
