@@ -13,7 +13,7 @@ class Clock:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.latest, self._looks, self._count, self._earlier = 0.0, 0.0, 0, 0.0
+        self.latest, self._looks, self._dearest, self._earlier = 0.0, 0.0, 0.0, 0.0
         self._began: float | None = None
 
     @property
@@ -45,27 +45,25 @@ class Clock:
             events[1].synchronize()
             self.latest = events[0].elapsed_time(events[1]) / 1000
         self._looks += self.latest
-        self._count += 1
+        self._dearest = max(self._dearest, self.latest)
 
     def leave_out(self, seconds: float) -> None:
         """Take some time out of all time."""
         self._earlier -= seconds
 
     def wait(self, budget: float, steps: int) -> int:
-        """Return the steps until one more look fits the budget; at most as many as there were, plus one."""
-        if not self._count:
-            return 0
-        owed = self._looks * (1 + 1 / self._count) / budget - self.elapsed
+        """Return the steps until a look as dear as any fits the budget; at most as many as there were, plus one."""
+        owed = (self._looks + self._dearest) / budget - self.elapsed
         per_step = max((self.elapsed - self._looks) / steps, 1e-9)
         return 0 if owed <= 0 else min(math.ceil(owed / per_step), steps + 1)
 
     def state(self) -> dict[str, float]:
         """Return the times so far."""
-        return {"elapsed": self.elapsed, "looks": self._looks, "count": self._count}
+        return {"elapsed": self.elapsed, "looks": self._looks, "dearest": self._dearest}
 
     def load(self, state: dict[str, float]) -> None:
         """Go on from times so far."""
-        self._earlier, self._looks, self._count = state["elapsed"], state["looks"], int(state["count"])
+        self._earlier, self._looks, self._dearest = state["elapsed"], state["looks"], state["dearest"]
         self._began = None
 
     def _now(self) -> float:
