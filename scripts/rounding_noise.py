@@ -9,7 +9,7 @@ import torch
 
 from cao_lab.config import RunConfig
 from cao_lab.optimizer_config import OptimizerConfig
-from cao_lab.runs.methods.sgd import SGDConfig
+from cao_lab.runs.methods.first_order import SGDConfig
 from cao_lab.runs.training import Training
 from cao_lab.suites.mini import CAO, small
 from cao_lab.tasks.data import Dataset, load

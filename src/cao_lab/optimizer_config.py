@@ -1,4 +1,4 @@
-"""The optimizers by name: each is a file of `runs/methods`, and is found there."""
+"""The optimizers by name: each is a class in a file of `runs/methods`, and is found there."""
 
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, Union
 
@@ -14,9 +14,9 @@ def optimizer_configs() -> dict[str, type[Any]]:
         each
         for module in modules_in("cao_lab.runs.methods")
         for each in vars(module).values()
-        if isinstance(each, type) and issubclass(each, Settings) and each is not Settings
+        if isinstance(each, type) and issubclass(each, Settings) and hasattr(each, "name")
     ]
-    return {each.name: each for each in found}
+    return {each.name: each for each in sorted(found, key=lambda each: str(each.name))}
 
 
 # The command line takes its choices from the files; a type checker cannot look into them.

@@ -19,7 +19,7 @@ from cao_lab.log.writing import RowFile
 from cao_lab.optimizer_config import optimizer_configs
 from cao_lab.runs import checkpoint
 from cao_lab.runs.methods.cao import CAOConfig
-from cao_lab.runs.methods.sgd import SGDConfig
+from cao_lab.runs.methods.first_order import SGDConfig
 from cao_lab.runs.session import Outcome, Session
 from cao_lab.spectrum.config import SpectrumConfig
 from cao_lab.suites.runner import SuiteRunner
@@ -143,7 +143,7 @@ import sys, torch
 from torch import nn
 from torch.nn.functional import mse_loss
 from cao_lab.config import RunConfig
-from cao_lab.runs.methods.sgd import SGDConfig
+from cao_lab.runs.methods.first_order import SGDConfig
 
 def needs(argument): yield []
 def raises(): raise KeyError("mine")

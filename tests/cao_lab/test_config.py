@@ -15,10 +15,9 @@ from cao_lab.config import (
 )
 from cao_lab.facts import DATASETS, MODELS
 from cao_lab.optimizer_config import optimizer_configs
-from cao_lab.runs.methods.adam import AdamConfig
 from cao_lab.runs.methods.cao import CAOConfig
+from cao_lab.runs.methods.first_order import AdamConfig, SGDConfig
 from cao_lab.runs.methods.lbfgs import LBFGSConfig
-from cao_lab.runs.methods.sgd import SGDConfig
 
 
 def parsed(line: str) -> RunConfig:

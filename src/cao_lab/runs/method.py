@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pkgutil import resolve_name
 from typing import Any, Protocol
 
 import torch
@@ -95,10 +96,10 @@ def clip_with_decay(params: Iterable[Tensor], decay: float, max_norm: float) -> 
         p.grad = gradient.mul_(shrink).sub_(p, alpha=decay)
 
 
-def baseline(name: str) -> Any:
-    """Return an optimizer class of pytorch_optimizer, which is not installed by default."""
+def optimizer_class(made_by: str) -> Any:
+    """Return a class of torch, or of pytorch_optimizer, which is not installed by default."""
     try:
-        import pytorch_optimizer  # noqa: PLC0415  # an extra: imported when asked for
+        return resolve_name(made_by)
     except ImportError as error:
+        name = made_by.rpartition(":")[2]
         raise ConfigError(f"{name} needs the extra `baselines`: pip install 'cao-optimizer[baselines]'") from error
-    return getattr(pytorch_optimizer, name)

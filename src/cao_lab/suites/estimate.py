@@ -11,7 +11,7 @@ import torch
 
 from cao_lab.config import Execution, RunConfig, SlurmOptions
 from cao_lab.facts import CURVATURES
-from cao_lab.runs.methods.sgd import SGDConfig
+from cao_lab.runs.methods.first_order import SGDConfig
 from cao_lab.runs.session import choose_device
 from cao_lab.runs.sharpness import EXTRA_PRODUCTS
 from cao_lab.runs.stopping import StopRequest

@@ -9,11 +9,9 @@ from dataclasses import dataclass, replace
 
 from cao_lab.config import RunConfig
 from cao_lab.optimizer_config import OptimizerConfig
-from cao_lab.runs.methods.adam import AdamConfig
-from cao_lab.runs.methods.cao_defaults import CAODefaultsConfig
-from cao_lab.runs.methods.lbfgs import LBFGSConfig
-from cao_lab.runs.methods.sgd import SGDConfig
-from cao_lab.runs.methods.sketched_lbfgs import SketchedLBFGSConfig
+from cao_lab.runs.methods.cao import CAODefaultsConfig
+from cao_lab.runs.methods.first_order import AdamConfig, SGDConfig
+from cao_lab.runs.methods.lbfgs import LBFGSConfig, SketchedLBFGSConfig
 from cao_lab.suites.rounds import Rounds, together
 from cao_lab.suites.tuned import tune
 

@@ -10,10 +10,8 @@ from dataclasses import replace
 from cao_lab.config import RunConfig
 from cao_lab.facts import PAPER_MODELS, DatasetName, ModelName
 from cao_lab.optimizer_config import OptimizerConfig
-from cao_lab.runs.methods.adam import AdamConfig
-from cao_lab.runs.methods.adamw import AdamWConfig
 from cao_lab.runs.methods.cao import CAOConfig
-from cao_lab.runs.methods.sgd import SGDConfig
+from cao_lab.runs.methods.first_order import AdamConfig, AdamWConfig, SGDConfig
 from cao_lab.suites.paper import SEEDS, sweep, with_controls
 
 WIDTH = 8

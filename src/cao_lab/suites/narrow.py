@@ -11,9 +11,8 @@ from cao_lab.assumptions import CLIP_GRADIENT
 from cao_lab.config import RunConfig
 from cao_lab.facts import DatasetName
 from cao_lab.optimizer_config import OptimizerConfig
-from cao_lab.runs.methods.adam import AdamConfig
 from cao_lab.runs.methods.cao import CAOConfig
-from cao_lab.runs.methods.sgd import SGDConfig
+from cao_lab.runs.methods.first_order import AdamConfig, SGDConfig
 from cao_lab.suites.paper import SEEDS
 
 EPOCHS = {"cifar100": 75, "cifar10": 50}

@@ -6,9 +6,8 @@ from cao_lab.assumptions import BASE_LR, CLIP_UPDATE, DAMPING
 from cao_lab.config import RunConfig
 from cao_lab.facts import DatasetName, ModelName
 from cao_lab.optimizer_config import OptimizerConfig
-from cao_lab.runs.methods.adam import AdamConfig
 from cao_lab.runs.methods.cao import CAOConfig
-from cao_lab.runs.methods.sgd import SGDConfig
+from cao_lab.runs.methods.first_order import AdamConfig, SGDConfig
 
 SEEDS = (0, 1, 2)
 

@@ -12,7 +12,7 @@ from cao_lab.assumptions import DAMPING
 from cao_lab.config import RunConfig
 from cao_lab.optimizer_config import OptimizerConfig
 from cao_lab.runs.methods.cao import CAOConfig
-from cao_lab.runs.methods.sgd import SGDConfig
+from cao_lab.runs.methods.first_order import SGDConfig
 from cao_lab.suites.rounds import FinishedRun, Rounds, together
 
 RANKS = (0, 1, 5, 10)

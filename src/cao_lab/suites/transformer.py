@@ -10,13 +10,8 @@ from cao_lab.assumptions import DAMPING
 from cao_lab.config import RunConfig
 from cao_lab.optimizer_config import OptimizerConfig
 from cao_lab.protocol import TUNING_SEED
-from cao_lab.runs.methods.adam import AdamConfig
-from cao_lab.runs.methods.adamw import AdamWConfig
-from cao_lab.runs.methods.cao import CAOConfig
-from cao_lab.runs.methods.cao_defaults import CAODefaultsConfig
-from cao_lab.runs.methods.muon import MuonConfig
-from cao_lab.runs.methods.sgd import SGDConfig
-from cao_lab.runs.methods.soap import SOAPConfig
+from cao_lab.runs.methods.cao import CAOConfig, CAODefaultsConfig
+from cao_lab.runs.methods.first_order import AdamConfig, AdamWConfig, MuonConfig, SGDConfig, SOAPConfig
 from cao_lab.suites.rounds import Rounds, together
 from cao_lab.suites.tuned import FRESH_SEEDS, tune
 

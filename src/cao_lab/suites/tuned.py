@@ -8,16 +8,18 @@ from cao_lab.assumptions import DAMPING
 from cao_lab.config import RunConfig
 from cao_lab.optimizer_config import OptimizerConfig
 from cao_lab.protocol import TUNING_SEED
-from cao_lab.runs.methods.adagrad import AdaGradConfig
-from cao_lab.runs.methods.adahessian import AdaHessianConfig
-from cao_lab.runs.methods.adam import AdamConfig
-from cao_lab.runs.methods.adamw import AdamWConfig
-from cao_lab.runs.methods.cao_defaults import CAODefaultsConfig
-from cao_lab.runs.methods.muon import MuonConfig
-from cao_lab.runs.methods.rmsprop import RMSPropConfig
-from cao_lab.runs.methods.sgd import SGDConfig
-from cao_lab.runs.methods.shampoo import ShampooConfig
-from cao_lab.runs.methods.soap import SOAPConfig
+from cao_lab.runs.methods.cao import CAODefaultsConfig
+from cao_lab.runs.methods.first_order import (
+    AdaGradConfig,
+    AdaHessianConfig,
+    AdamConfig,
+    AdamWConfig,
+    MuonConfig,
+    RMSPropConfig,
+    SGDConfig,
+    ShampooConfig,
+    SOAPConfig,
+)
 from cao_lab.suites.mini import CAO, CAO_WITH_MOMENTUM, EPOCHS, small
 from cao_lab.suites.paper import DIGITS_STEPS_PER_EPOCH
 from cao_lab.suites.rounds import FinishedRun, Rounds, together

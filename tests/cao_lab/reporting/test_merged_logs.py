@@ -3,8 +3,7 @@ import shutil
 from cao_lab.config import Execution, RunConfig
 from cao_lab.reporting.logreader import load_logs
 from cao_lab.reporting.report import write_report
-from cao_lab.runs.methods.adam import AdamConfig
-from cao_lab.runs.methods.sgd import SGDConfig
+from cao_lab.runs.methods.first_order import AdamConfig, SGDConfig
 from cao_lab.runs.session import run
 
 

@@ -14,8 +14,8 @@ import pytest
 from cao_lab.config import Execution, RunConfig
 from cao_lab.log.header import read_header
 from cao_lab.runs import checkpoint
-from cao_lab.runs.methods.adam import AdamConfig
 from cao_lab.runs.methods.cao import CAOConfig
+from cao_lab.runs.methods.first_order import AdamConfig
 from cao_lab.suites.launch import to_json, work
 
 KILLS = 20

@@ -1,4 +1,4 @@
-import builtins
+import sys
 from dataclasses import asdict
 
 import pytest
@@ -9,15 +9,16 @@ from cao import CAO, Eigenpairs, Hessian
 from cao_lab.config import ConfigError
 from cao_lab.optimizer_config import optimizer_configs
 from cao_lab.runs.method import clip_with_decay
-from cao_lab.runs.methods.adahessian import AdaHessianConfig
-from cao_lab.runs.methods.adam import AdamConfig
-from cao_lab.runs.methods.adamw import AdamWConfig
-from cao_lab.runs.methods.cao import CAOConfig
-from cao_lab.runs.methods.cao_defaults import CAODefaultsConfig
+from cao_lab.runs.methods.cao import CAOConfig, CAODefaultsConfig
+from cao_lab.runs.methods.first_order import (
+    AdaHessianConfig,
+    AdamConfig,
+    AdamWConfig,
+    MuonConfig,
+    SGDConfig,
+    SOAPConfig,
+)
 from cao_lab.runs.methods.lbfgs import LBFGSConfig
-from cao_lab.runs.methods.muon import MuonConfig
-from cao_lab.runs.methods.sgd import SGDConfig
-from cao_lab.runs.methods.soap import SOAPConfig
 from cao_lab.runs.refresh import control
 
 
@@ -206,14 +207,7 @@ def test_soap_lowers_the_loss_and_keeps_an_eigenbasis():
 
 
 def test_missing_extra_is_named(monkeypatch):
-    import_module = builtins.__import__
-
-    def without_it(name, *args, **kwargs):
-        if name == "pytorch_optimizer":
-            raise ImportError(name)
-        return import_module(name, *args, **kwargs)
-
-    monkeypatch.setattr(builtins, "__import__", without_it)
+    monkeypatch.setitem(sys.modules, "pytorch_optimizer", None)
     with pytest.raises(ConfigError, match=r"cao-optimizer\[baselines\]"):
         SOAPConfig().build(two_layers(), 0)
 

@@ -15,10 +15,9 @@ from cao_lab.config import ConfigError, Execution, RunConfig
 from cao_lab.log.header import read_header
 from cao_lab.log.writing import RunLog
 from cao_lab.runs import checkpoint
-from cao_lab.runs.methods.adahessian import AdaHessianConfig
 from cao_lab.runs.methods.cao import CAOConfig
+from cao_lab.runs.methods.first_order import AdaHessianConfig, SGDConfig
 from cao_lab.runs.methods.lbfgs import LBFGSConfig
-from cao_lab.runs.methods.sgd import SGDConfig
 from cao_lab.runs.ranks import backend_for, check_config
 from cao_lab.runs.session import run
 from cao_lab.tasks.data import batches, load

@@ -8,9 +8,8 @@ import pytest
 
 from cao_lab.config import RunConfig
 from cao_lab.runs import training as training_module
-from cao_lab.runs.methods.adam import AdamConfig
 from cao_lab.runs.methods.cao import CAOConfig
-from cao_lab.runs.methods.sgd import SGDConfig
+from cao_lab.runs.methods.first_order import AdamConfig, SGDConfig
 from cao_lab.runs.training import Training
 from cao_lab.tasks.data import load
 

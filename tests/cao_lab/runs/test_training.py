@@ -11,11 +11,9 @@ import cao_lab.runs.training as training_module
 from cao_lab.config import RunConfig
 from cao_lab.optimizer_config import optimizer_configs
 from cao_lab.runs import checkpoint
-from cao_lab.runs.methods.adahessian import AdaHessianConfig
-from cao_lab.runs.methods.adam import AdamConfig
 from cao_lab.runs.methods.cao import CAOConfig
+from cao_lab.runs.methods.first_order import AdaHessianConfig, AdamConfig, SGDConfig
 from cao_lab.runs.methods.lbfgs import LBFGSConfig
-from cao_lab.runs.methods.sgd import SGDConfig
 from cao_lab.runs.objective import Objective, Problem
 from cao_lab.runs.training import Training, rate_factor
 from cao_lab.tasks.data import batches, load

@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy, mse_loss
 
 from cao_lab.config import ConfigError, Execution, RunConfig
 from cao_lab.runs import checkpoint
-from cao_lab.runs.methods.sgd import SGDConfig
+from cao_lab.runs.methods.first_order import SGDConfig
 from cao_lab.runs.session import run
 from cao_lab.spectrum.config import SpectrumConfig, SpectrumError
 from cao_lab.spectrum.measure import measure, measure_spectrum

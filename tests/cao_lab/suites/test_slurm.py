@@ -20,9 +20,8 @@ from cao_lab.suites.slurm import Slurm, jobs_in_queue
 
 SUITE = """
 from cao_lab.config import RunConfig
-from cao_lab.runs.methods.adam import AdamConfig
+from cao_lab.runs.methods.first_order import AdamConfig, SGDConfig
 from cao_lab.runs.methods.cao import CAOConfig
-from cao_lab.runs.methods.sgd import SGDConfig
 MIXED = [RunConfig(SGDConfig(), epochs=1, width=8), RunConfig(AdamConfig(), epochs=1, train_samples=10**6)]
 TWO = [RunConfig(SGDConfig(), epochs=1, width=8, seed=seed) for seed in range(2)]
 LONG = [RunConfig(CAOConfig(refresh_every=12), epochs=60, width=8)]

@@ -15,9 +15,8 @@ import pytest
 from cao_lab.config import ConfigError, Execution, RunConfig
 from cao_lab.log.header import read_header
 from cao_lab.log.records import EpochRecord, LogError
-from cao_lab.runs.methods.adam import AdamConfig
 from cao_lab.runs.methods.cao import CAOConfig
-from cao_lab.runs.methods.sgd import SGDConfig
+from cao_lab.runs.methods.first_order import AdamConfig, SGDConfig
 from cao_lab.runs.session import run
 from cao_lab.runs.stopping import StopRequest
 from cao_lab.suites import SUITES, find_suite, rounds_of, runner
@@ -275,8 +274,7 @@ def test_a_job_is_told_everything_by_json(tmp_path):
 
 SUITE_FILE = """
 from cao_lab.config import RunConfig
-from cao_lab.runs.methods.adam import AdamConfig
-from cao_lab.runs.methods.sgd import SGDConfig
+from cao_lab.runs.methods.first_order import AdamConfig, SGDConfig
 MIXED = [
     RunConfig(SGDConfig(lr=1e30, max_gradient_norm=None), epochs=2),
     RunConfig(AdamConfig(), epochs=2, train_samples=10**6),

@@ -1,4 +1,4 @@
-"""CAO, this project's own."""
+"""CAO with the paper's settings, and with its own defaults over SGD."""
 
 # ruff: noqa: PLC0415
 
@@ -16,6 +16,7 @@ from cao_lab.assumptions import (
     WARMUP_STEPS,
     WEIGHT_DECAY,
 )
+from cao_lab.runs.methods.first_order import SGDConfig
 from cao_lab.runs.settings import ConfigError, Settings
 
 if TYPE_CHECKING:
@@ -109,3 +110,42 @@ class CAOConfig(Settings):
             return 1.0
         products = self.rank * (self.power_iterations + 1) + PRODUCTS_FOR_THE_LOG
         return 1.0 + products * product / self.refresh_every
+
+
+@dataclass(frozen=True)
+class CAODefaultsConfig(SGDConfig):
+    """CAO with its defaults: the steps of SGD, except along directions that are too sharp for the rate."""
+
+    name: tyro.conf.Suppress[Literal["cao-defaults"]] = "cao-defaults"  # type: ignore[assignment]
+
+    def build(self, model: "nn.Module", seed: int) -> "Method":
+        """Build CAO over SGD, its gradients clipped as SGD's are."""
+        from cao import CAO
+        from cao_lab.runs.method import trainable
+
+        optimizer = CAO(
+            trainable(model),
+            self.lr,
+            momentum=self.momentum,
+            nesterov=self.nesterov,
+            weight_decay=self.weight_decay,
+            seed=seed,
+            process_group=False,
+        )
+        return with_rules(optimizer, self.max_gradient_norm, self.weight_decay)
+
+
+def with_rules(optimizer: "CAO", max_gradient_norm: float | None, decay: float = 0.0) -> "Method":
+    """Return the method that lets CAO look at the curvature when its rules ask, and clips its base's gradient."""
+    from cao_lab.runs.method import clip_gradients
+    from cao_lab.runs.refresh import counted, has_fresh_sketch, loss_with_a_look, refresh_by_rule
+
+    def step(objective: "Objective", on_refresh: "OnRefresh") -> None:
+        optimizer.zero_grad()
+        loss_with_a_look(
+            optimizer, objective, lambda operator: refresh_by_rule(optimizer, operator, on_refresh)
+        ).backward()
+        clip_gradients(optimizer, max_gradient_norm, decay)
+        optimizer.step()
+
+    return counted(optimizer, step, lambda: has_fresh_sketch(optimizer))

@@ -1,4 +1,4 @@
-"""L-BFGS: torch's own, for full batches."""
+"""L-BFGS, torch's own and this project's over a sketch, for full batches."""
 
 # ruff: noqa: PLC0415
 
@@ -64,4 +64,41 @@ class LBFGSConfig(Settings):
 
     def gradients_per_step(self, product: float) -> float:
         """Return the gradients of all iterations."""
+        return self.max_iterations * GRADIENTS_PER_ITERATION
+
+
+@dataclass(frozen=True)
+class SketchedLBFGSConfig(Settings):
+    """L-BFGS over a sketch of the curvature, with its defaults, for full batches: --batch-size None."""
+
+    name: tyro.conf.Suppress[Literal["sketched-lbfgs"]] = "sketched-lbfgs"
+    lr: float = 1.0
+    """The first trial of the line search."""
+    max_iterations: int = 10
+    """Iterations in a step, each with one or more gradients."""
+
+    needs_full_batch: ClassVar[bool] = True
+    at_least_one: ClassVar[tuple[str, ...]] = ("max_iterations",)
+
+    def build(self, model: "nn.Module", seed: int) -> "Method":
+        """Build SketchedLBFGS, whose source of curvature is the matrix that the run's config names."""
+        from cao import SketchedLBFGS
+        from cao_lab.runs.method import Method, trainable
+
+        optimizer = SketchedLBFGS(trainable(model), lr=self.lr, max_iter=self.max_iterations, seed=seed)
+
+        def step(objective: "Objective", _: "OnRefresh") -> None:
+            def closure() -> "Tensor":
+                optimizer.zero_grad()
+                loss = objective()
+                loss.backward()
+                return objective.value(loss)
+
+            optimizer.source = objective.curvature(None)
+            optimizer.step(closure)
+
+        return Method(optimizer, step, lambda: optimizer.status.products, lambda: optimizer.status.refreshes)
+
+    def gradients_per_step(self, product: float) -> float:
+        """Return the gradients of all iterations; how much curvature they will take is not known beforehand."""
         return self.max_iterations * GRADIENTS_PER_ITERATION
