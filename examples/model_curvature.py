@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from cao import GaussNewton, Hessian, Lanczos
-from cao.linalg.space import HERE
+from cao.linalg.columns import HERE
 
 
 def main() -> None:

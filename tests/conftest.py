@@ -13,10 +13,8 @@ from jaxtyping import install_import_hook
 NUMERICAL = (
     "linalg.columns",
     "linalg.eigensolvers",
-    "linalg.lanczos",
     "linalg.spectrum",
     "sketch.damped",
-    "sketch.step",
 )
 MODULES = [f"cao.{name}" for name in NUMERICAL]
 

@@ -9,10 +9,8 @@ from cao.curvature.least_squares import LeastSquares
 from cao.curvature.operators import Mean
 from cao.lbfgs import SketchedLBFGS
 from cao.linalg.columns import Eigenpairs
-from cao.linalg.eigensolvers import SubspaceIteration
-from cao.linalg.lanczos import Lanczos
+from cao.linalg.eigensolvers import Lanczos, SubspaceIteration, SymmetricOperator
 from cao.linalg.spectrum import SpectralDensity, Trace, extreme_eigenpairs, spectral_density, top_eigenpairs, trace
-from cao.linalg.symmetric import SymmetricOperator
 from cao.quasi_newton.line_search import HagerZhang
 from cao.readings import Reading
 from cao.rules.damping import AtTheEdge, Fixed

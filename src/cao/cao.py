@@ -15,18 +15,26 @@ from cao import advice
 from cao.checks import check_one_sketch, check_parameters, check_settings, check_unknown, is_numpy_number
 from cao.linalg.columns import Eigenpairs
 from cao.linalg.eigensolvers import Solver, SolverName
-from cao.linalg.flat import FlatParams
-from cao.linalg.shards import space_of
+from cao.linalg.flat import FlatParams, space_of
 from cao.report import Report, report_on_cao
 from cao.rules.damping import Damping, DampingName
 from cao.rules.rank import Rank, RankName
 from cao.rules.refresh import Refresh, RefreshName
 from cao.rules.rules import Rules, policies_of
-from cao.sketch.agreement import check_scale, gradient_of
-from cao.sketch.damped import NegativeCurvature, Scaling
-from cao.sketch.making import Group, Source, adopt, check_request, found_pairs, given_pairs, is_stale, shared_operator
+from cao.sketch.damped import NegativeCurvature, Scaling, check_gradients, gradient_norm, stretches_of, take_step
+from cao.sketch.making import (
+    Group,
+    Source,
+    adopt,
+    check_request,
+    check_scale,
+    found_pairs,
+    given_pairs,
+    gradient_of,
+    is_stale,
+    shared_operator,
+)
 from cao.sketch.sketch import Counters, Progress, Sketch
-from cao.sketch.step import check_gradients, gradient_norm, stretches_of, take_step
 from cao.state import add_progress, check_saved, load_progress, without_progress
 
 PAPER: Mapping[str, Any] = {
@@ -240,7 +248,8 @@ class CAO(Optimizer):
         rules.refresh.heed(progress, lambda: gradient_norm(params, space))
         # g with weight decay, d = P g clipped at c, and θ ← θ − α d, a stretch of the parameters at a time.
         k, P, c = rules.rank_in_use, rules.factors(), rules.settings["max_update_norm"]
-        stretches = list(stretches_of(self.param_groups, progress.sketch if k else None, self.state, space))
+        vectors, places = (progress.sketch.rows, progress.sketch.places) if k and progress.sketch else (None, {})
+        stretches = list(stretches_of(self.param_groups, places, vectors, self.state, space))
         is_finite = take_step(stretches, P.base, P.gains, c, space)
         if is_finite is not None:
             # A tensor on the parameters' device, which is read only when somebody asks for the counters.

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from cao.linalg.eigensolvers import SOLVERS, Solver
-from cao.linalg.shards import is_spread
+from cao.linalg.flat import is_spread
 from cao.rules.damping import DAMPINGS, AtTheEdge, Damping
 from cao.rules.rank import RANKS, Rank
 from cao.rules.refresh import REFRESHES, Refresh

@@ -13,8 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.optim import Optimizer
 
-from cao.linalg.flat import FlatParams
-from cao.linalg.shards import local
+from cao.linalg.flat import FlatParams, local
 
 Group = Mapping[str, Any]
 State = Mapping[str, Any]

@@ -17,7 +17,7 @@ from cao.curvature.least_squares import LeastSquares
 from cao.curvature.linearized import Linearized
 from cao.curvature.operators import ParameterOperator
 from cao.finishing import Finish
-from cao.linalg.shards import check_whole
+from cao.linalg.flat import check_whole
 from cao.quasi_newton.agreement import check_scale
 from cao.quasi_newton.dense import Dense
 from cao.quasi_newton.line_search import HagerZhang, Point

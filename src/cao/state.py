@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cao.linalg import eigensolvers, lanczos
+from cao.linalg import eigensolvers
 from cao.linalg.flat import FlatParams
 from cao.rules import damping, rank, refresh
 from cao.sketch.sketch import Progress, Sketch
@@ -19,7 +19,7 @@ VECTOR = "vector_"
 
 SAVED: dict[str, Any] = {
     name: each
-    for module in (damping, rank, refresh, eigensolvers, lanczos)
+    for module in (damping, rank, refresh, eigensolvers)
     for name, each in vars(module).items()
     if is_dataclass(each) and isinstance(each, type) and each.__module__ == module.__name__
 }

@@ -15,10 +15,9 @@ from cao.clock import Clock
 from cao.curvature.hessian import LossFunction
 from cao.curvature.operators import ParameterOperator, Scaled, Shifted
 from cao.edges import EDGES, is_ready, known_as, metric_of
-from cao.linalg.columns import Eigenpairs, small_eigh
+from cao.linalg.columns import HERE, Eigenpairs, Space, generator_for, small_eigh
+from cao.linalg.eigensolvers import KrylovSpace
 from cao.linalg.flat import FlatParams
-from cao.linalg.lanczos import KrylovSpace
-from cao.linalg.space import HERE, Space, generator_for
 from cao.readings import Reading, listener, picture
 from cao.sketch.making import Group, check_request, shared_operator
 

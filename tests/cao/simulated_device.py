@@ -15,7 +15,7 @@ from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from cao.linalg import space
+from cao.linalg import columns
 
 DEVICE = torch.device("meta")
 ATEN = torch.ops.aten
@@ -86,14 +86,14 @@ class SimulatedDevice(TorchDispatchMode):
         for name, value in (("Generator", AnyGenerator), ("autocast", AnyAutocast)):
             self._stack.enter_context(patch.object(torch, name, value))
         if not self.has_float64:
-            space.WITHOUT_FLOAT64.add(DEVICE.type)
+            columns.WITHOUT_FLOAT64.add(DEVICE.type)
         return super().__enter__()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         super().__exit__(kind, error, trace)
-        space.WITHOUT_FLOAT64.discard(DEVICE.type)
+        columns.WITHOUT_FLOAT64.discard(DEVICE.type)
         self._stack.close()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy, dropout, l1_loss, mse_loss
 
 from cao import GaussNewton, Hessian, Lanczos, Mean
 from cao.curvature.operators import Reordered
-from cao.linalg.space import HERE
+from cao.linalg.columns import HERE
 
 
 def batch(samples: int = 12, features: int = 4, classes: int = 3) -> tuple[Tensor, Tensor]:

@@ -8,8 +8,7 @@ from torch_versions import has_mkldnn_precision
 
 from cao import Lanczos, SubspaceIteration
 from cao.linalg import columns as columns_module
-from cao.linalg.columns import orthonormalize
-from cao.linalg.space import HERE
+from cao.linalg.columns import HERE, orthonormalize
 
 SOLVERS = [SubspaceIteration, Lanczos]
 SPECTRUM = [10.0, -9.0, 8.0, -5.0, 3.0] + [0.1] * 20

@@ -258,7 +258,7 @@ def test_an_update_within_the_limit_is_not_clipped_and_zero_stays_zero():
 def test_steps_do_not_depend_on_how_parameters_are_ordered_cut_or_joined(monkeypatch, stretch, small, missing):
     ends = []
     for longest, largest_small in ((stretch, small), (100, 100)):
-        monkeypatch.setattr("cao.sketch.step.STRETCH", longest)
+        monkeypatch.setattr("cao.sketch.damped.STRETCH", longest)
         monkeypatch.setattr("cao.linalg.flat.SMALL", largest_small)
         problem = Quadratic(sizes=(1, 3, 2))
         groups = [{"params": problem.params[:2], "lr": 0.02}, {"params": problem.params[2:], "momentum": 0.5}]

@@ -9,9 +9,8 @@ from small_models import Quadratic, descend, fixed
 from torch import Tensor
 
 from cao import AtTheEdge, Eigenpairs, Every, Fixed, Lanczos, SubspaceIteration
-from cao.linalg.eigensolvers import SOLVERS, SolverName, solved
-from cao.linalg.shards import SpreadSpace
-from cao.linalg.symmetric import SymmetricOperator
+from cao.linalg.eigensolvers import SOLVERS, SolverName, SymmetricOperator, solved
+from cao.linalg.flat import SpreadSpace
 from cao.rules.damping import DAMPINGS, DampingName
 from cao.rules.rank import RANKS, RankName
 from cao.rules.refresh import REFRESHES, Look, RefreshName, Track

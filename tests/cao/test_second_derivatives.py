@@ -15,7 +15,7 @@ from torch.nn.utils import parametrizations, weight_norm
 
 from cao import GaussNewton, Hessian
 from cao.autograd.derivatives import NoSecondDerivativeError, with_way_out
-from cao.curvature.operators import SymmetryProbe
+from cao.sketch.making import SymmetryProbe
 
 
 class Fourth(Function):

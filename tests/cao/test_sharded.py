@@ -10,7 +10,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from cao import Hessian, LeastSquares, SketchedLBFGS, top_eigenpairs
-from cao.linalg import shards
+from cao.linalg import flat
 
 
 @pytest.fixture(scope="module")
@@ -123,7 +123,7 @@ def test_what_needs_whole_parameters_refuses_shards_by_name():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("count", [5, 16, 250, 257, 1031])
 def test_numbers_drawn_in_pieces_are_those_drawn_at_once(monkeypatch, count, dtype):
-    monkeypatch.setattr(shards, "DRAWN_AT_ONCE", 64)
-    stream = shards.NormalStream(count, torch.Generator().manual_seed(3), dtype)
+    monkeypatch.setattr(flat, "DRAWN_AT_ONCE", 64)
+    stream = flat.NormalStream(count, torch.Generator().manual_seed(3), dtype)
     drawn = torch.cat([stream.take(2), stream.take(count // 2), stream.take(count - count // 2 - 2)])
     assert torch.equal(drawn, torch.randn(count, generator=torch.Generator().manual_seed(3), dtype=dtype))

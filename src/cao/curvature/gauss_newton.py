@@ -13,8 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from cao.autograd.derivatives import NoSecondDerivativeError, derivative, gradient_graph
 from cao.autograd.isolation import isolated_forward, replaced_parameters
 from cao.curvature.hessian import checked_loss
-from cao.curvature.operators import distinct
-from cao.linalg.flat import FlatParams
+from cao.linalg.flat import FlatParams, distinct
 
 
 class GaussNewton:

@@ -8,9 +8,8 @@ from torch import Tensor
 
 from cao.autograd.derivatives import Gradient, Graph, derivative, gradient_graph
 from cao.autograd.isolation import as_plain_models, cloned_buffers, isolated_forward
-from cao.curvature.operators import ParameterOperator, Scaled, distinct, in_order, linearized
-from cao.linalg.flat import FlatParams
-from cao.linalg.shards import is_spread
+from cao.curvature.operators import ParameterOperator, Scaled, in_order, linearized
+from cao.linalg.flat import FlatParams, distinct, is_spread
 
 LossFunction: TypeAlias = Callable[[], Tensor | Iterable[Tensor]]
 

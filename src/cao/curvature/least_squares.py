@@ -12,11 +12,9 @@ from cao.autograd.derivatives import Graph, NoSecondDerivativeError
 from cao.autograd.isolation import isolated_forward
 from cao.curvature.jacobian import PointwiseJacobian
 from cao.curvature.linearized import ForwardLinearized, GraphLinearized, Linearized
-from cao.curvature.operators import distinct
 from cao.curvature.row_layers import NoJacobianError, lacks_memory
 from cao.linalg.columns import full_precision
-from cao.linalg.flat import FlatParams
-from cao.linalg.shards import check_whole
+from cao.linalg.flat import FlatParams, check_whole, distinct
 
 ResidualFunction: TypeAlias = Callable[[], Tensor | Sequence[Tensor]]
 

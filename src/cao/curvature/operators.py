@@ -1,16 +1,14 @@
 """Symmetric operators known by their products with columns, and operators made of operators."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar, runtime_checkable
 
 import torch
 import torch.distributed as dist
 from jaxtyping import Float
 from torch import Tensor
-from torch.nn.parameter import is_lazy
 
-from cao.linalg.flat import FlatParams
-from cao.linalg.shards import is_spread, space_of
+from cao.linalg.flat import FlatParams, is_spread
 
 Result = TypeVar("Result")
 Operator = TypeVar("Operator")
@@ -28,14 +26,6 @@ class ParameterOperator(Protocol):
     def __matmul__(self, columns: Tensor, /) -> Tensor:
         """Return the operator's product with each column."""
         ...
-
-
-def distinct(params: Iterable[Tensor]) -> list[Tensor]:
-    """Return parameters without repetitions, such as those of tied layers; refuse what has no shape yet."""
-    found = list(dict.fromkeys(params))
-    if any(map(is_lazy, found)):
-        raise ValueError("a parameter of a lazy module has no shape yet; run the model once, then build this from it")
-    return found
 
 
 def linearized(operator: Operator) -> Operator:
@@ -142,36 +132,6 @@ def check_replicas(params: Sequence[Tensor], group: dist.ProcessGroup | None) ->
             "the parameters differ between the processes of the group, which cannot share one curvature; pass "
             "process_group=False if each trains a model, or a part of one, of its own"
         )
-
-
-class SymmetryProbe:
-    """An operator that watches, in its own products, whether it is symmetric: vᵀ(Aw) against wᵀ(Av).
-
-    It keeps the first column v that it multiplies, and Av, and compares them with every later column w. That costs two
-    vectors and no product.
-    """
-
-    def __init__(self, operator: ParameterOperator) -> None:
-        self.operator, self.params, self.space = operator, operator.params, space_of(operator.params)
-        self._first: tuple[Tensor, Tensor] | None = None
-        self._seen: list[Float[Tensor, "2 k"]] = []
-
-    @torch.no_grad()
-    def __matmul__(self, columns: Float[Tensor, "n k"]) -> Float[Tensor, "n k"]:
-        """Return the operator's product, having compared."""
-        with torch.enable_grad():
-            image = self.operator @ columns
-        if self._first is None:
-            self._first = columns[:, 0].clone(), image[:, 0].clone()
-        column, its_image = self._first
-        self._seen.append(self.space.total(torch.stack([its_image @ columns, column @ image])))
-        return image
-
-    @property
-    def asymmetry(self) -> float:
-        """The largest difference seen, relative to the largest product; 0 for a symmetric operator."""
-        ours, theirs = torch.cat(self._seen, dim=1).cpu().double()
-        return float((ours - theirs).abs().max() / ours.abs().max().clamp_min(torch.finfo(torch.float64).tiny))
 
 
 class Reordered:

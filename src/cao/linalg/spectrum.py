@@ -10,12 +10,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from cao.curvature.operators import ParameterOperator, linearized
-from cao.linalg.columns import Eigenpairs, Which, inner_products, orthonormalize, small_eigh
-from cao.linalg.flat import FlatParams
-from cao.linalg.lanczos import KrylovSpace, Lanczos
-from cao.linalg.shards import check_whole
-from cao.linalg.space import HERE
-from cao.linalg.symmetric import SymmetricOperator
+from cao.linalg.columns import HERE, Eigenpairs, Which, inner_products, orthonormalize, small_eigh
+from cao.linalg.eigensolvers import KrylovSpace, Lanczos, SymmetricOperator
+from cao.linalg.flat import FlatParams, check_whole
 
 Quadrature = tuple[Float[Tensor, " m"], Float[Tensor, " m"]]
 """Nodes and weights, the nodes ascending."""

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias, runtime_checkable
 
-from cao.linalg.eigensolvers import Solver, SubspaceIteration
-from cao.linalg.lanczos import Lanczos
+from cao.linalg.eigensolvers import Lanczos, Solver, SubspaceIteration
 
 
 @runtime_checkable

@@ -1,19 +1,27 @@
-"""P = (B + ηI)⁻¹ of a spectral sketch B = V diag(λ) Vᵀ, and what to do where the curvature is negative."""
+"""P = (B + ηI)⁻¹ of a sketch B = V diag(λ) Vᵀ, applied: to a whole vector, and in a step on stretches of parameters."""
 
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch._utils import _flatten_dense_tensors
 
-from cao.linalg.columns import Eigenpairs
+from cao.linalg import flat
+from cao.linalg.columns import HERE, Eigenpairs, Space
+from cao.linalg.flat import local, storage_order
 
 NegativeCurvature: TypeAlias = Literal["magnitude", "clip", "signed"]
 Scaling: TypeAlias = Literal["inverse-damping", "unit"]
+State: TypeAlias = Mapping[Tensor, dict[str, Any]]
 
 # Under the paper's rule, a value this close to −η (relative to the larger of |λ| and η) would make P blow up.
 SINGULAR = 1e-6
+# Large parameters are worked on in stretches of this many numbers, which stay in the cache between operations.
+STRETCH = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -70,3 +78,223 @@ def precondition(
     """Return P g for a sketch: (B + ηI)⁻¹ g, or η(B + ηI)⁻¹ g with unit scaling."""
     inverse = Damped.of(sketch.values, sketch.vectors, damping, negative_curvature=negative_curvature, scaling=scaling)
     return inverse @ gradient
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """A part of a large parameter, or several small ones that are neighbours in the sketch."""
+
+    params: list[Tensor]
+    buffers: list[Tensor]
+    """Momentum buffers, shaped like the parameters; empty without momentum."""
+    gradient: Float[Tensor, " n"]
+    rows: Sequence[Float[Tensor, " n"]]
+    """The sketched eigenvectors' entries here; none where the sketch does not reach."""
+    settings: Mapping[str, Any]
+    root: float
+    """The entries of D^½ here: √(lr / largest lr), times the scale of the rows."""
+    scale: float = 1.0
+    """The factor of entries here in the rows, by which norms count them too."""
+
+    def slope(self, clip: Tensor | None) -> Float[Tensor, " n"]:
+        """Return the gradient with weight decay and clipping, in the precision of the sketch."""
+        gradient = self.gradient
+        decay = self.settings["weight_decay"]
+        if decay != 0:
+            gradient = gradient.add(flattened(self.params), alpha=decay)
+        gradient = gradient.to(self.rows[0].dtype) if self.rows else gradient
+        return gradient if clip is None else gradient * clip
+
+    def average(self, clip: Tensor | None) -> Float[Tensor, " n"]:
+        """Return what the step follows: the momentum buffer, or without momentum the slope."""
+        return flattened(self.buffers) if self.buffers else self.slope(clip)
+
+    def look_ahead(self, clip: Tensor | None) -> Float[Tensor, " n"]:
+        """Return what Nesterov's step follows."""
+        slope = self.slope(clip)
+        return slope.add(flattened(self.buffers), alpha=self.settings["momentum"]) if self.buffers else slope
+
+    def add(self, targets: list[Tensor], factor: float, vector: Tensor | None, weights: Sequence[Tensor]) -> None:
+        """Add factor · (vector + V·weights) to targets that are shaped like the parameters."""
+        target = targets[0]
+        # Term by term, without a vector for the sum, where the target is one flat piece of the right precision.
+        is_direct = len(targets) == 1 and target.ndim == 1 and (not self.rows or self.rows[0].dtype == target.dtype)
+        total = target if is_direct else torch.zeros_like(self.gradient, dtype=self.dtype)
+        scale = factor if is_direct else 1.0
+        if vector is not None:
+            total.add_(vector, alpha=scale)
+        # Outside the sketch there are weights, but no rows.
+        for row, weight in zip(self.rows, weights, strict=False):
+            total.addcmul_(row, weight, value=scale / self.root)
+        if not is_direct:
+            pieces = total.to(target.dtype).split([each.numel() for each in targets])
+            # Most small parameters are vectors, and a view of a piece takes as long as the piece.
+            parts = [p if each.ndim == 1 else p.view(each.shape) for p, each in zip(pieces, targets, strict=True)]
+            torch._foreach_add_(targets, parts, alpha=factor)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The precision of the sketch, or of the gradient where it does not reach."""
+        return self.rows[0].dtype if self.rows else self.gradient.dtype
+
+
+def check_gradients(params: Sequence[Tensor]) -> None:
+    """Refuse gradients that cannot be multiplied by a preconditioner."""
+    if any(p.grad is not None and p.grad.is_sparse for p in params):
+        raise ValueError("CAO needs dense gradients, got a sparse one; build the embedding with sparse=False")
+
+
+def gradient_norm(params: Sequence[Tensor], space: Space) -> float:
+    """Return the norm of the whole gradient, at the price of a host synchronisation; replicas have the same."""
+    parts = [local(p.grad, p).norm() * space.scale(p) for p in params if p.grad is not None]
+    return float(space.length(torch.stack(parts).norm())) if parts else 0.0
+
+
+def take_step(
+    stretches: Sequence[Stretch],
+    base: float,
+    gains: Sequence[float],
+    max_update_norm: float | None,
+    space: Space = HERE,
+) -> Tensor | None:
+    """Move every parameter: buf ← P̄(β·buf + g), θ ← θ − lr·base·buf, where P = base·P̄ and P̄ = I + V diag(gains) Vᵀ.
+
+    Momentum goes through the preconditioner, which keeps it stable when the sketch changes (docs/theory.md); without
+    momentum this is θ ← θ − lr·P g. With different rates D^-½ P̄ D^½ stands for P̄, since diag(lr)·P need not descend.
+
+    An entry of the gradient that is not finite would spread to all parameters through V: then P̄ = I is taken, and the
+    tensor returned, which is not read here so that nothing waits for the device, is false.
+    """
+    clip = None
+    if max_update_norm is not None:
+        weights, _ = projected(stretches, gains, lambda stretch: stretch.slope(None), space)
+        clip = clip_factor(stretches, weights, max_update_norm / base, space)
+    for stretch in stretches:
+        if stretch.buffers:
+            torch._foreach_mul_(stretch.buffers, stretch.settings["momentum"])
+            stretch.add(stretch.buffers, 1.0, stretch.slope(clip), ())
+    weights, is_finite = projected(stretches, gains, lambda stretch: stretch.average(clip), space)
+    # Backwards, because what was multiplied last is still in the cache.
+    for stretch in reversed(stretches):
+        move(stretch, base, weights, clip)
+    if stretches and stretches[0].settings["nesterov"]:
+        weights, _ = projected(stretches, gains, lambda stretch: stretch.look_ahead(clip), space)
+        for stretch in stretches:
+            factor = -float(stretch.settings["lr"]) * base
+            stretch.add(stretch.params, factor, stretch.look_ahead(clip), weights)
+    return is_finite
+
+
+def move(stretch: Stretch, base: float, weights: Sequence[Tensor], clip: Tensor | None) -> None:
+    """Apply the sketch's part of the update, and the learning rate."""
+    lr = float(stretch.settings["lr"])
+    if not stretch.buffers:
+        if not stretch.settings["nesterov"]:
+            stretch.add(stretch.params, -lr * base, stretch.slope(clip), weights)
+        return
+    if stretch.rows:
+        stretch.add(stretch.buffers, 1.0, None, weights)
+    if not stretch.settings["nesterov"]:
+        torch._foreach_add_(stretch.params, stretch.buffers, alpha=-lr * base)
+
+
+def projected(
+    stretches: Sequence[Stretch], gains: Sequence[float], vector_of: Callable[[Stretch], Tensor], space: Space
+) -> tuple[list[Tensor], Tensor | None]:
+    """Return diag(gains) Vᵀ D^½ x as scalars on the device, all zero if any is not finite, and whether all are."""
+    products = []
+    for stretch in stretches:
+        if stretch.rows:
+            vector = vector_of(stretch).to(stretch.dtype)
+            dots = [torch.dot(row, vector) for row in stretch.rows]
+            products.append(dots if stretch.root == 1 else [dot * stretch.root for dot in dots])
+    if not products:
+        return [], None
+    sums = space.total(torch.stack([torch.stack(parts).sum() for parts in zip(*products, strict=True)]))
+    is_finite = sums.isfinite().all()
+    sums = torch.where(is_finite, sums, 0.0)
+    return [total * gain for total, gain in zip(sums.unbind(), gains, strict=True)], is_finite
+
+
+def clip_factor(stretches: Sequence[Stretch], weights: Sequence[Tensor], limit: float, space: Space) -> Tensor:
+    """Return min(1, limit/‖P̄g‖) without a round trip to the host; each stretch of P̄g is made and dropped again.
+
+    With different rates a stretch counts by its own over the largest: it is the move that is clipped. D^-½ alone would
+    let a group that hardly moves stop all others.
+    """
+    rates = [float(stretch.settings["lr"]) for stretch in stretches]
+    norms = []
+    for stretch, rate in zip(stretches, rates, strict=True):
+        if rate != 0:
+            update = torch.zeros_like(stretch.gradient, dtype=stretch.dtype)
+            stretch.add([update], 1.0, stretch.slope(None), weights)
+            norms.append(update.norm() * (stretch.scale * rate / max(rates)))
+    if not norms:
+        return torch.ones(())
+    # An entry that is not a number leaves the others where they are, as one that is infinite does.
+    return torch.clamp(limit / space.length(torch.stack(norms).norm()), max=1.0).nan_to_num(nan=0.0)
+
+
+def stretches_of(
+    groups: Sequence[Mapping[str, Any]],
+    places: Mapping[Tensor, int],
+    vectors: Float[Tensor, "k n"] | None,
+    state: State,
+    space: Space = HERE,
+) -> Iterator[Stretch]:
+    """Cut and join all parameters that have a gradient into stretches.
+
+    The vectors of the sketch are rows, in which each parameter begins at its place.
+    """
+    highest = max(float(group["lr"]) for group in groups)
+    for group in groups:
+        lr, has_momentum = float(group["lr"]), group["momentum"] != 0
+        # A group with rate 0 stands still, outside the sketch; its momentum goes on, as in SGD.
+        is_still = lr == 0 and highest > 0
+        rate = 1.0 if is_still or highest == 0 else math.sqrt(lr / highest)
+        own_places = {} if is_still or vectors is None else places
+        for run in neighbours(group["params"], own_places, space):
+            own, gradients = [local(p) for p in run], [local(p.grad, p) for p in run]
+            buffers = [local(momentum_buffer(state[p], p)) for p in run] if has_momentum else []
+            place, scale = own_places.get(run[0]), space.scale(run[0])
+            if len(run) > 1 or not all(tensor.is_contiguous() for tensor in (*own, *gradients, *buffers)):
+                pieces = [(own, flattened(gradients), buffers)]
+            else:
+                cut = [tensor.view(-1).split(STRETCH) for tensor in (*own, *gradients, *buffers)]
+                pieces = [([param], gradient, buffer) for param, gradient, *buffer in zip(*cut, strict=True)]
+            sizes = [gradient.numel() for _, gradient, _ in pieces]
+            blocks: Sequence[Sequence[Tensor]] = [()] * len(pieces)
+            if vectors is not None and place is not None:
+                blocks = [block.unbind() for block in vectors.narrow(1, place, sum(sizes)).split(sizes, dim=1)]
+            for (params, gradient, averages), rows in zip(pieces, blocks, strict=True):
+                yield Stretch(params, averages, gradient, rows, group, rate * scale, scale)
+
+
+def momentum_buffer(own: dict[str, Any], param: Tensor) -> Tensor:
+    """Return the parameter's momentum buffer, zero at first."""
+    if "momentum_buffer" not in own:
+        own["momentum_buffer"] = torch.zeros_like(param)
+    buffer: Tensor = own["momentum_buffer"]
+    return buffer
+
+
+def neighbours(params: Iterable[Tensor], places: Mapping[Tensor, int], space: Space) -> Iterator[list[Tensor]]:
+    """Join small parameters of one dtype that are neighbours in the sketch, or all outside it, up to a stretch."""
+    run: list[Tensor] = []
+    size, end, last_kind = 0, None, None
+    for param in storage_order(p for p in params if p.grad is not None):
+        start, count, kind = places.get(param), local(param).numel(), (param.dtype, space.scale(param))
+        if run and (start != end or kind != last_kind or count > flat.SMALL or size + count > STRETCH):
+            yield run
+            run, size = [], 0
+        run.append(param)
+        last_kind = kind
+        # A large parameter is no neighbour: its own size fills the stretch.
+        size, end = size + (count if count <= flat.SMALL else STRETCH), None if start is None else start + count
+    if run:
+        yield run
+
+
+def flattened(tensors: Sequence[Tensor]) -> Float[Tensor, " n"]:
+    """Return the tensors as one vector, a view where that is possible."""
+    return tensors[0].reshape(-1) if len(tensors) == 1 else _flatten_dense_tensors(tensors)

@@ -1,4 +1,4 @@
-"""How a new sketch is made and adopted, from whatever source, and how one in use is looked at."""
+"""How a sketch is made and adopted, from whatever source, looked at in use, and held against a step's gradient."""
 
 import math
 from collections.abc import Mapping
@@ -8,20 +8,20 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 import torch.distributed as dist
+from jaxtyping import Float
 from torch import Tensor
 
 from cao import advice
 from cao.autograd.isolation import check_not_joining
 from cao.curvature.hessian import LossFunction, operator_for
-from cao.curvature.operators import AllReduced, ParameterOperator, SymmetryProbe, agreed, check_replicas
-from cao.linalg.columns import Eigenpairs, inner_products
+from cao.curvature.operators import AllReduced, ParameterOperator, agreed, check_replicas
+from cao.linalg.columns import Eigenpairs, Space, generator_for, inner_products, precise
 from cao.linalg.eigensolvers import eigensolver_for, solved
-from cao.linalg.flat import FlatParams
-from cao.linalg.space import Space, generator_for
+from cao.linalg.flat import FlatParams, space_of
 from cao.rules.refresh import Look
 from cao.rules.rules import Rules
 from cao.sketch.damped import is_singular
-from cao.sketch.sketch import Sketch
+from cao.sketch.sketch import Progress, Sketch
 
 Source: TypeAlias = Tensor | LossFunction | ParameterOperator | Eigenpairs
 Group: TypeAlias = dist.ProcessGroup | Literal[False, "lost"] | None
@@ -30,6 +30,8 @@ State: TypeAlias = Mapping[Tensor, dict[str, Any]]
 
 # Beyond this relative asymmetry a "Hessian" is no Hessian; bfloat16 alone leaves about 0.01.
 ASYMMETRIC = 0.05
+# Gradients of one loss agree in direction to more than this cosine; a factor within these bounds is not told of.
+PARALLEL, SMALLEST, LARGEST = 0.9999, 0.5, 2.0
 
 
 def check_request(scale: float | Tensor, params: FlatParams, rank: object) -> None:
@@ -84,6 +86,36 @@ def found_pairs(operator: ParameterOperator, rules: Rules) -> Eigenpairs:
     if (asymmetry := probe.asymmetry) > ASYMMETRIC:
         advice.warn_once("asymmetry", advice.asymmetric(asymmetry), progress.has_warned)
     return pairs
+
+
+class SymmetryProbe:
+    """An operator that watches, in its own products, whether it is symmetric: vᵀ(Aw) against wᵀ(Av).
+
+    It keeps the first column v that it multiplies, and Av, and compares them with every later column w. That costs two
+    vectors and no product.
+    """
+
+    def __init__(self, operator: ParameterOperator) -> None:
+        self.operator, self.params, self.space = operator, operator.params, space_of(operator.params)
+        self._first: tuple[Tensor, Tensor] | None = None
+        self._seen: list[Float[Tensor, "2 k"]] = []
+
+    @torch.no_grad()
+    def __matmul__(self, columns: Float[Tensor, "n k"]) -> Float[Tensor, "n k"]:
+        """Return the operator's product, having compared."""
+        with torch.enable_grad():
+            image = self.operator @ columns
+        if self._first is None:
+            self._first = columns[:, 0].clone(), image[:, 0].clone()
+        column, its_image = self._first
+        self._seen.append(self.space.total(torch.stack([its_image @ columns, column @ image])))
+        return image
+
+    @property
+    def asymmetry(self) -> float:
+        """The largest difference seen, relative to the largest product; 0 for a symmetric operator."""
+        ours, theirs = torch.cat(self._seen, dim=1).cpu().double()
+        return float((ours - theirs).abs().max() / ours.abs().max().clamp_min(torch.finfo(torch.float64).tiny))
 
 
 def given_pairs(pairs: Eigenpairs, scale: float, params: FlatParams, rank: object) -> Eigenpairs:
@@ -208,3 +240,28 @@ def curvature_seen(
     progress.count(len(columns))
     numbers: list[float] = torch.stack([drift, change, along]).tolist()
     return numbers[0], numbers[1], numbers[2]
+
+
+def gradient_of(operator: ParameterOperator) -> list[tuple[Tensor, Tensor]]:
+    """Return the parameters with the gradient of the loss whose graph an operator differentiates, if it has one."""
+    parts = zip(operator.params, getattr(operator, "gradient", None) or (), strict=False)
+    return [(param, part.detach()) for param, part in parts if part is not None]
+
+
+def check_scale(progress: Progress) -> None:
+    """Warn, at the step after the first refresh, if its gradient is a multiple of the one that the refresh saw.
+
+    That step waits for the device, and no other one does.
+    """
+    known, progress.source_gradient = progress.source_gradient, []
+    pairs = [(param.grad, part) for param, part in known if param.grad is not None]
+    if not pairs:
+        return
+    best = precise(pairs[0][0].device)
+    parts = [torch.stack([(a * b).sum(), a.square().sum(), b.square().sum()]).to(best) for a, b in pairs]
+    product, ours, theirs = torch.stack(parts).sum(dim=0).tolist()
+    if not (ours > 0 and theirs > 0 and product > PARALLEL * math.sqrt(ours) * math.sqrt(theirs)):
+        return
+    factor = math.sqrt(ours / theirs)
+    if math.isfinite(factor) and not SMALLEST < factor < LARGEST:
+        advice.warn_once("scale", advice.scaled(factor, math.sqrt(ours)), progress.has_warned)

@@ -11,9 +11,8 @@ from torch import Tensor
 from cao.curvature.least_squares import LeastSquares
 from cao.curvature.linearized import ExplicitLinearized, Linearized
 from cao.curvature.operators import AllReduced, ParameterOperator
-from cao.linalg.columns import Eigenpairs
+from cao.linalg.columns import HERE, Eigenpairs, generator_for
 from cao.linalg.eigensolvers import SubspaceIteration
-from cao.linalg.space import HERE, generator_for
 
 # Prices are in evaluations of loss and gradient, measured on networks of 900 to 20,000 parameters. They are constants,
 # because a clock would make two runs of the same program differ. A Jacobian has its price for each residual of a point.

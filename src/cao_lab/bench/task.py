@@ -10,8 +10,7 @@ from torch.nn.functional import cross_entropy
 
 from cao import CAO, Eigenpairs
 from cao.curvature.operators import ParameterOperator
-from cao.linalg.columns import orthonormalize
-from cao.linalg.space import HERE
+from cao.linalg.columns import HERE, orthonormalize
 from cao_lab.runs.curvature import SampledLoss, curvature_of_graph
 from cao_lab.tasks.problems import channels_last
 from cao_lab.tasks.resnet import resnet18

@@ -9,7 +9,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from cao import Hessian, Lanczos
-from cao.linalg.space import HERE
+from cao.linalg.columns import HERE
 from cao_lab.bench.sizes import Sizes
 from cao_lab.bench.task import Task, device, seeded_resnet
 from cao_lab.tasks.data import Batch, Dataset, batches, load, prepare

@@ -9,10 +9,9 @@ from torch import Tensor
 
 from cao import CAO, Eigenpairs, Sketch
 from cao.curvature.operators import ParameterOperator
-from cao.linalg.columns import orthonormalize
+from cao.linalg.columns import HERE, generator_for, orthonormalize
 from cao.linalg.eigensolvers import eigensolver_for
 from cao.linalg.flat import FlatParams
-from cao.linalg.space import HERE, generator_for
 from cao_lab.runs.method import Method, Objective, OnRefresh, Refreshed
 
 if TYPE_CHECKING:

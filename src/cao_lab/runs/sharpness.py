@@ -7,9 +7,9 @@ from torch import Tensor
 
 from cao import Eigenpairs, Lanczos
 from cao.curvature.operators import ParameterOperator
+from cao.linalg.columns import generator_for
+from cao.linalg.eigensolvers import Deflated
 from cao.linalg.flat import FlatParams
-from cao.linalg.space import generator_for
-from cao.linalg.symmetric import Deflated
 from cao_lab.log.records import RefreshRecord
 
 # Lanczos steps beyond the number of eigenvalues wanted: enough for their first digits, and cheap.

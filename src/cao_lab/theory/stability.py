@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from cao import CAO, Eigenpairs, Hessian, Lanczos
-from cao.linalg.space import HERE
+from cao.linalg.columns import HERE
 from cao_lab.theory.network import trained_network
 from cao_lab.theory.problems import (
     Quadratic,

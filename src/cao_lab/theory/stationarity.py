@@ -10,8 +10,7 @@ from torch import Tensor
 
 from cao import SubspaceIteration
 from cao.curvature.hessian import Hessian
-from cao.linalg.columns import Eigenpairs
-from cao.linalg.space import HERE
+from cao.linalg.columns import HERE, Eigenpairs
 from cao.sketch.damped import precondition
 from cao_lab.theory.network import RidgeNetwork
 from cao_lab.theory.problems import CosineMixture, eigenpairs, generator, normal
