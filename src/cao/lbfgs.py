@@ -325,8 +325,8 @@ class SketchedLBFGS(Optimizer):
         visited: dict[float, Iterate] = {}
 
         def evaluate(step: float) -> Point:
-            visited[step] = there = objective(here.position + step * direction)
-            return Point(step, there.value, float(there.gradient @ direction))
+            visited[step] = there = objective(here.position + step * direction, direction)
+            return Point(step, there.value, there.slope)
 
         origin = Point(0.0, here.value, float(here.gradient @ direction))
         rounding = 10 * torch.finfo(here.gradient.dtype).eps * abs(here.value)

@@ -4,6 +4,7 @@ The device is called `meta`, the only one besides the CPU for which autograd of 
 """
 
 from collections import Counter
+from collections.abc import Callable
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Any
@@ -22,7 +23,10 @@ ATEN = torch.ops.aten
 # Copies, and what takes indices from the host.
 TAKES_BOTH = (ATEN._to_copy.default, ATEN.copy_.default, ATEN.index.Tensor, ATEN.index_put_.default)
 # What a host has to wait for, besides a copy to it.
-READS = (ATEN._local_scalar_dense.default, ATEN.equal.default, ATEN.nonzero.default, ATEN.masked_select.default)
+READS = (
+    *(ATEN._local_scalar_dense.default, ATEN.equal.default, ATEN.nonzero.default, ATEN.masked_select.default),
+    *(ATEN._linalg_eigh.default, ATEN._linalg_svd.default),
+)
 
 
 class OnDevice(Tensor):
@@ -46,6 +50,9 @@ class OnDevice(Tensor):
 
     def tolist(self) -> Any:
         return self.cpu().tolist()
+
+    def new_tensor(self, data: Any, **kwargs: Any) -> Tensor:
+        return made_there(torch.tensor)(data, **{"dtype": self.dtype, "device": self.device, **kwargs})
 
     @classmethod
     def __torch_dispatch__(cls, *_: Any) -> Any:
@@ -83,7 +90,10 @@ class SimulatedDevice(TorchDispatchMode):
 
     def __enter__(self) -> "SimulatedDevice":
         self._stack = ExitStack()
-        for name, value in (("Generator", AnyGenerator), ("autocast", AnyAutocast)):
+        replaced = {"Generator": AnyGenerator, "autocast": AnyAutocast}
+        replaced |= {name: made_there(getattr(torch, name)) for name in ("tensor", "as_tensor")}
+        replaced["is_autocast_enabled"] = asked_here(torch.is_autocast_enabled)
+        for name, value in replaced.items():
             self._stack.enter_context(patch.object(torch, name, value))
         if not self.has_float64:
             columns.WITHOUT_FLOAT64.add(DEVICE.type)
@@ -118,7 +128,9 @@ class SimulatedDevice(TorchDispatchMode):
                 func(*args, **kwargs)
         if claimed is not None:
             kwargs["device"] = torch.device("cpu")
-        result = func(*tree_map(held_by, args), **tree_map(held_by, kwargs))
+        # Zeros without memory are forward mode's: torch resolves them before they come to a device.
+        run = ATEN.zeros.default if func is ATEN._efficientzerotensor.default else func
+        result = run(*tree_map(held_by, args), **tree_map(held_by, kwargs))
         return tree_map(lambda each: self._wrapped(each, ours, func), result) if is_ours else result
 
     def _wrapped(self, result: Any, ours: list[OnDevice], func: Any) -> Any:
@@ -131,6 +143,22 @@ class SimulatedDevice(TorchDispatchMode):
     def _check(self, dtype: torch.dtype | None, func: Any) -> None:
         if dtype == torch.float64 and not self.has_float64:
             raise TypeError(f"the simulated device has no float64, which {func} asks for")
+
+
+def made_there(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return a function that makes tensors of numbers, which torch would make on `meta` without data."""
+
+    def on_device(data: Any, *, device: Any = None, **kwargs: Any) -> Tensor:
+        if device is None or torch.device(device) != DEVICE or isinstance(data, OnDevice):
+            return make(data, device=device, **kwargs)
+        return make(data, **kwargs).to(DEVICE)
+
+    return on_device
+
+
+def asked_here(ask: Callable[..., bool]) -> Callable[..., bool]:
+    """Return a question about autocast that knows the device, where there is none."""
+    return lambda *device: False if device == (DEVICE.type,) else ask(*device)
 
 
 def held_by(value: Any) -> Any:

@@ -275,4 +275,4 @@ def test_finish_is_checked() -> None:
 
 
 def at(value: float) -> Iterate:
-    return Iterate(torch.zeros(1), value, torch.ones(1))
+    return Iterate(torch.zeros(1), value, torch.ones(1), 1.0)

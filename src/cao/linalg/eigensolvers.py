@@ -198,7 +198,7 @@ class KrylovSpace:
         self.operator, self.space = operator, space
         self.residual = start
         self.products = 0
-        self.projected = in_float64(start.new_zeros(0, 0))
+        self.projected = torch.zeros(0, 0, dtype=torch.float64)
         self._rows, self._size = start.new_empty(capacity, start.shape[0]), space.count(start)
 
     @property
@@ -236,7 +236,7 @@ class KrylovSpace:
         # A copy, because an operator may hand back the very columns that it was given.
         self.residual = column_major((self.operator @ block).detach())
         self.products += block.shape[1]
-        coupling = remove_components(self.residual, self._rows[: size + block.shape[1]], self.space)
+        coupling = in_float64(remove_components(self.residual, self._rows[: size + block.shape[1]], self.space))
         grown = coupling.new_zeros(len(coupling), len(coupling))
         grown[:size, :size], grown[:, size:], grown[size:, :size] = self.projected, coupling, coupling[:size].T
         self.projected = grown
@@ -271,13 +271,13 @@ class KrylovSpace:
 def remove_components(
     columns: Float[Tensor, "n b"], rows: Float[Tensor, "m n"], space: Space = HERE
 ) -> Float[Tensor, "m b"]:
-    """Make the columns orthogonal to orthonormal rows, in place, and return the coefficients taken out, in float64."""
+    """Make the columns orthogonal to orthonormal rows, in place, and return the coefficients taken out."""
     taken = torch.zeros(len(rows), columns.shape[1], dtype=precise(columns.device), device=columns.device)
     for _ in range(2):  # Twice is enough to reach rounding, even where the products are not summed in float64.
         coefficients = space.total(rows @ columns)
         columns.addmm_(rows.T, coefficients, alpha=-1)
         taken += coefficients
-    return in_float64(taken)
+    return taken
 
 
 SolverName: TypeAlias = Literal["subspace", "lanczos"]

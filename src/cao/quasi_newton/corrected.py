@@ -77,10 +77,11 @@ class Factors:
 
         The length falls as the damping grows, and the interval is divided by its logarithm.
         """
+        slope, squares = torch.stack([slope, self.squares]).cpu()  # One read from the device instead of eleven.
         low, high = math.log(self.floor), math.log(float(slope.norm()) / radius + self.floor)
         for _ in range(5):
-            logs = torch.linspace(low, high, 101, dtype=slope.dtype, device=slope.device)
-            lengths = (slope / (self.squares + logs.exp()[:, None])).norm(dim=1)
+            logs = torch.linspace(low, high, 101, dtype=slope.dtype)
+            lengths = (slope / (squares + logs.exp()[:, None])).norm(dim=1)
             place = int((lengths > radius).sum())
             if place == 0:
                 return self.floor

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from numbers import Real
 from typing import Any
 
@@ -23,11 +22,10 @@ class Iterate:
     position: Float[Tensor, " n"]
     value: float
     gradient: Float[Tensor, " n"]
-
-    @cached_property
-    def largest(self) -> float:
-        """The gradient's entry of largest magnitude, as a magnitude; NaN if any entry is."""
-        return float(self.gradient.abs().max())
+    largest: float
+    """The gradient's entry of largest magnitude, as a magnitude; NaN if any entry is."""
+    slope: float = math.nan
+    """The slope along the direction that led here, if there was one."""
 
     @property
     def is_finite(self) -> bool:
@@ -42,8 +40,8 @@ class Objective:
         self.closure, self.params, self.group = closure, params, group
         self.loss: Any = None
 
-    def __call__(self, position: Float[Tensor, " n"]) -> Iterate:
-        """Move the parameters there, and return the loss and the gradient."""
+    def __call__(self, position: Float[Tensor, " n"], direction: Float[Tensor, " n"] | None = None) -> Iterate:
+        """Move the parameters there, and return the loss, the gradient and its slope: one read from the device."""
         self.move(position)
         if dist.is_available() and dist.is_initialized():
             numbers = agreed(self._evaluated, self.group, position.device)
@@ -51,7 +49,12 @@ class Objective:
             numbers /= dist.get_world_size(self.group)
         else:
             numbers = self._evaluated()
-        return Iterate(position, float(numbers[-1]), numbers[:-1])
+        gradient = numbers[:-1]
+        facts = [numbers[-1], gradient.abs().max()]
+        if direction is not None:
+            facts.append(gradient @ direction)
+        value, largest, *slope = torch.stack(facts).tolist()
+        return Iterate(position, value, gradient, largest, *slope)
 
     def _evaluated(self) -> Float[Tensor, " n+1"]:
         """Return the gradient, and behind it the loss, as this process sees them."""

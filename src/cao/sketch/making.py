@@ -143,8 +143,9 @@ def check_eigenpairs(pairs: Eigenpairs, params: FlatParams, rank: int) -> None:
 
 def adopt(pairs: Eigenpairs, params: FlatParams, rules: Rules, space: Space) -> None:
     """Make eigenpairs the sketch in use: capture what is to be captured, measure the damping, count, and warn."""
-    pairs = sharpest_first(pairs, rules)
-    progress, values = rules.progress, pairs.values.cpu().double()
+    # A few numbers, which are then asked often.
+    pairs = sharpest_first(replace(pairs, values=pairs.values.cpu(), residuals=pairs.residuals.cpu()), rules)
+    progress, values = rules.progress, pairs.values.double()
     # The curvature that weight decay adds everywhere.
     decay = max(group["weight_decay"] for group in rules.groups)
     captured = rules.rank.captured(rules.curvatures(values.tolist()), rules.damping.need(rules.pace))
