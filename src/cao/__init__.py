@@ -7,6 +7,9 @@ from cao.curvature.gauss_newton import GaussNewton
 from cao.curvature.hessian import Hessian
 from cao.curvature.least_squares import LeastSquares
 from cao.curvature.operators import Mean
+from cao.fitting.fit import fit
+from cao.fitting.progress import Ending, State
+from cao.fitting.result import Fit
 from cao.lbfgs import SketchedLBFGS
 from cao.linalg.columns import Eigenpairs
 from cao.linalg.eigensolvers import Lanczos, SubspaceIteration, SymmetricOperator
@@ -27,7 +30,9 @@ __all__ = [
     "Counters",
     "Damped",
     "Eigenpairs",
+    "Ending",
     "Every",
+    "Fit",
     "Fixed",
     "GaussNewton",
     "HagerZhang",
@@ -41,10 +46,12 @@ __all__ = [
     "Sketch",
     "SketchedLBFGS",
     "SpectralDensity",
+    "State",
     "SubspaceIteration",
     "SymmetricOperator",
     "Trace",
     "extreme_eigenpairs",
+    "fit",
     "precondition",
     "spectral_density",
     "top_eigenpairs",

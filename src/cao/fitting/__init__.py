@@ -1,0 +1,1 @@
+"""Fits: parameters that make residuals small, within bounds, with their uncertainty."""
