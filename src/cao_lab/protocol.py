@@ -5,13 +5,14 @@ What was changed later is told in docs/notebook.md.
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 import numpy as np
 from pandas import DataFrame, Series
 
-from cao_lab.assumptions import DAMPING
-from cao_lab.facts import SUITES, Thresholds, dataset_of, kind_of, suites_of
+from cao_lab.assumptions import ADAM_LR, CLIP_GRADIENT, DAMPING
+from cao_lab.facts import SEARCHING, SUITES, Thresholds, dataset_of, kind_of, suites_of
 
 CONFIDENCE = 0.95
 ACCURACY_MARGIN = 0.01
@@ -131,49 +132,130 @@ def fresh(rows: DataFrame, suite: str) -> DataFrame:
     return own if kind_of(suite) == "tuned" and len(own) else rows
 
 
-def parts(runs: DataFrame, suite: str) -> dict[str, str]:
+@dataclass(frozen=True)
+class Arm:
+    """A damping and a clip at which CAO was run: the paper has a sweep of η and no value, so each is judged."""
+
+    damping: float
+    clip: float
+    """c; infinite without one, NaN in logs that do not say."""
+
+    @property
+    def name(self) -> str:
+        """What to call it: the clip is named where it is not that of SGD's gradient norm, c = 5/η."""
+        if math.isnan(self.clip) or math.isclose(self.clip, CLIP_GRADIENT / self.damping):
+            return f"η = {self.damping:g}"
+        return f"η = {self.damping:g}, " + (f"c = {self.clip:g}" if math.isfinite(self.clip) else "no clip")
+
+    def has(self, runs: DataFrame) -> Series:
+        """Say of each run of CAO whether it belongs here."""
+        is_own: Series = is_close(runs["clip"], self.clip) & np.isclose(runs["damping"].astype(float), self.damping)
+        return is_own
+
+
+def is_close(values: Series, value: float) -> Series:
+    """Say which values are the same as one, where both are known; what is unknown differs from nothing."""
+    numbers = values.astype(float)
+    is_same: Series = numbers.isna() | math.isnan(value) | np.isclose(numbers, value)
+    return is_same
+
+
+def main_setting(runs: DataFrame) -> DataFrame:
+    """Return the runs of CAO in the paper's main setting: rank 1, top subspace, P as written; any η and momentum."""
+    main = (runs["optimizer"] == "cao") & (runs["rank"] == 1) & (runs["sketch"] == "top")
+    return runs[main & (runs["scaling"] == "inverse-damping") & is_usual(runs)]
+
+
+def arms(runs: DataFrame, suite: str) -> list[Arm]:
+    """Return each damping and clip of the main setting, the usual one first, then from the largest η down.
+
+    All else is as at the usual one; where rates were tuned, each damping has its own.
+    """
+    main = main_setting(runs)
+    main = main[main["momentum"] == 0]
+    label = parts(runs, suite).get("cao")
+    if label is None:
+        return []
+    first = main[main["label"] == label].iloc[0]
+    if kind_of(suite) != "tuned":
+        main = main[np.isclose(main["base_lr"], first["base_lr"]) & (main["refresh_every"] == first["refresh_every"])]
+    pairs = [Arm(*pair) for pair in main[["damping", "clip"]].astype(float).drop_duplicates().to_numpy().tolist()]
+    usual = Arm(float(first["damping"]), float(first["clip"]))
+    others = {one.name: one for one in pairs if one.name != usual.name}
+    return [usual, *sorted(others.values(), key=lambda one: (-one.damping, one.name))]
+
+
+def parts(runs: DataFrame, suite: str, arm: Arm | None = None) -> dict[str, str]:
     """Return the label that plays each part in the runs of one task: `{"adam": "adam", "cao": "cao", …}`.
 
     Parts are recognised by configuration, not by label. `cao` is the paper's main setting: rank 1, top subspace,
-    P as written, no momentum, and η as assumed where there are several. Everything else is relative to it.
+    P as written, no momentum, and η and c as assumed where there are several and no arm is asked for. Everything else
+    is relative to it.
     """
-    is_cao = runs["optimizer"] == "cao"
-    main = is_cao & (runs["rank"] == 1) & (runs["sketch"] == "top") & (runs["scaling"] == "inverse-damping")
-    main &= is_usual(runs)
-    found = {"cao": representative(usual_damping(runs[main & (runs["momentum"] == 0)]))}
-    found |= {name: representative(runs[runs["optimizer"] == name]) for name in ("adam", "adamw")}
-    found |= {"cao-momentum": representative(usual_damping(runs[main & (runs["momentum"] > 0)]))}
+    of_cao = main_setting(runs)
+    main, with_momentum = of_cao[of_cao["momentum"] == 0], of_cao[of_cao["momentum"] > 0]
+    found = {"cao": representative(usual_damping(main) if arm is None else main[arm.has(main)])}
+    found |= {"adam": representative(usual_adam(runs[runs["optimizer"] == "adam"], suite))}
+    found |= {"adamw": representative(runs[runs["optimizer"] == "adamw"])}
+    found |= {"cao-momentum": representative(usual_damping(with_momentum))}
+    has_rules = runs["optimizer"] == "cao-defaults"
+    found |= {"adaptive": representative(runs[has_rules & runs["refresh_every"].isna()])}
+    found |= {"fixed": representative(runs[has_rules & runs["refresh_every"].notna()])}
     reference = runs[runs["label"] == found["cao"]]
     if reference.empty:
         found["sgd"] = representative(runs[(runs["optimizer"] == "sgd") & (runs["momentum"] > 0)])
     else:
         found |= relatives(runs, reference.iloc[0])
     if kind_of(suite) == "tuned":
-        is_sgd, has_momentum = runs["optimizer"] == "sgd", runs["momentum"] > 0
-        found["sgd"], found["matched"] = (representative(runs[is_sgd & one]) for one in (has_momentum, ~has_momentum))
+        found |= tuned_controls(runs, arm)
     return {part: label for part, label in found.items() if label is not None}
 
 
+def tuned_controls(runs: DataFrame, arm: Arm | None) -> dict[str, str | None]:
+    """Return SGD, and the control of tuned runs: rank 0 at another η than the usual, SGD without momentum at that."""
+    is_sgd, has_momentum = runs["optimizer"] == "sgd", runs["momentum"] > 0
+    found = {
+        "sgd": representative(runs[is_sgd & has_momentum]),
+        "matched": representative(runs[is_sgd & ~has_momentum]),
+    }
+    if arm is not None and not math.isclose(arm.damping, DAMPING):
+        is_rank_0 = (runs["optimizer"] == "cao") & (runs["rank"] == 0) & (runs["scaling"] == "inverse-damping")
+        plain = representative(runs[is_rank_0 & arm.has(runs)])
+        found |= {"matched": plain, "rank0-inverse": plain}
+    return found
+
+
 def usual_damping(runs: DataFrame) -> DataFrame:
-    """Return the runs at the assumed η, or all if there are none."""
+    """Return the runs at the assumed η, and of these the ones at the assumed clip, or all if there are none."""
     usual = runs[np.isclose(runs["damping"].astype(float), DAMPING)]
-    return runs if usual.empty else usual
+    usual = runs if usual.empty else usual
+    clipped = usual[is_close(usual["clip"] * usual["damping"], CLIP_GRADIENT)]
+    return usual if clipped.empty else clipped
+
+
+def usual_adam(runs: DataFrame, suite: str) -> DataFrame:
+    """Return the runs of Adam at its standard rate, or all if there are none, or where rates were tuned."""
+    usual = runs[np.isclose(runs["base_lr"], ADAM_LR)]
+    return runs if usual.empty or kind_of(suite) in SEARCHING else usual
 
 
 def relatives(runs: DataFrame, cao: Series) -> dict[str, str | None]:
     """Return the labels of the controls and of the other ranks, for a CAO run given as a row."""
     is_sgd, is_cao = runs["optimizer"] == "sgd", runs["optimizer"] == "cao"
-    rate = cao["base_lr"] / cao["damping"]
-    matched = is_sgd & np.isclose(runs["base_lr"], rate) & (runs["momentum"] == cao["momentum"])
-    alike = is_cao & np.isclose(runs["base_lr"], cao["base_lr"]) & np.isclose(runs["damping"], cao["damping"])
+    arm = Arm(float(cao["damping"]), float(cao["clip"]))
+    matched = is_sgd & np.isclose(runs["base_lr"], cao["base_lr"] / arm.damping) & (runs["momentum"] == cao["momentum"])
+    matched &= is_close(runs["clip"], arm.damping * arm.clip)
+    alike = is_cao & np.isclose(runs["base_lr"], cao["base_lr"]) & arm.has(runs)
     alike &= (runs["momentum"] == cao["momentum"]) & (runs["refresh_every"] == cao["refresh_every"])
     found = {name: representative(runs[alike & (runs["rank"] == 1) & only(runs, name)]) for name in AS_PRINTED}
     alike &= is_usual(runs)
     top, written = runs["sketch"] == "top", runs["scaling"] == "inverse-damping"
     rank0 = alike & (runs["rank"] == 0)
-    found |= {"sgd": representative(runs[is_sgd & ~matched]), "matched": representative(runs[matched])}
+    # With d = g there is no η in the step.
+    unit = is_cao & (runs["rank"] == 0) & (runs["scaling"] == "unit") & np.isclose(runs["base_lr"], cao["base_lr"])
+    found |= {"sgd": representative(papers_sgd(runs[is_sgd & ~matched], cao)), "matched": representative(runs[matched])}
     found |= {"rank0-inverse": representative(runs[rank0 & written])}
-    found |= {"rank0-unit": representative(runs[rank0 & (runs["scaling"] == "unit")])}
+    found |= {"rank0-unit": representative(runs[unit & (runs["momentum"] == cao["momentum"])])}
     found |= {f"rank{rank}": representative(runs[alike & top & written & (runs["rank"] == rank)]) for rank in (3, 5)}
     for sketch in ("random", "projected-out"):
         found[sketch] = representative(runs[alike & (runs["sketch"] == sketch) & (runs["rank"] == 1)])
@@ -181,6 +263,13 @@ def relatives(runs: DataFrame, cao: Series) -> dict[str, str | None]:
     found["matched"] = found["matched"] or found["rank0-inverse"]
     found["rank0-inverse"] = found["rank0-inverse"] or found["matched"]
     return found
+
+
+def papers_sgd(runs: DataFrame, cao: Series) -> DataFrame:
+    """Return the runs of SGD with momentum at CAO's base rate, as the paper has it, or the nearest that there is."""
+    with_momentum = runs[runs["momentum"] > 0]
+    shared = with_momentum[np.isclose(with_momentum["base_lr"], cao["base_lr"])]
+    return next((some for some in (shared, with_momentum) if len(some)), runs)
 
 
 AS_PRINTED = {

@@ -41,21 +41,25 @@ def document_tables(found: list[Setting], verdicts: DataFrame) -> dict[str, str]
 
 
 def counted(verdicts: DataFrame) -> dict[str, int]:
-    """Return how many of the paper's claims have which verdict in the main setting, each comparison once."""
+    """Return how many of the paper's claims have which verdict in the main setting, at the usual η."""
     own = verdicts[(verdicts["suite"] == MAIN[0]) & (verdicts["task"] == MAIN[1]) & verdicts["is_counted"]]
-    return {str(verdict): int(count) for verdict, count in own["verdict"].value_counts().items()}
+    return {
+        str(verdict): int(count) for verdict, count in own.drop_duplicates("claim")["verdict"].value_counts().items()
+    }
 
 
 def verdict_table(verdicts: DataFrame) -> DataFrame:
     """Return what the main setting says of each claim, the searches for stable rates, and the sweeps."""
     is_main = (verdicts["suite"] == MAIN[0]) & (verdicts["task"] == MAIN[1])
     is_other = (verdicts["claim"] == "stable range") | verdicts["claim"].isin(SWEEPS)
+    is_other |= (verdicts["claim"] == "stability") & (verdicts["task"] == MAIN[1])
     rows = verdicts[is_main | is_other]
-    names = rows["claim"].where(is_main, rows["claim"] + " (" + rows["suite"] + ", " + rows["task"] + ")")
+    places = (rows["suite"] + ", " + rows["task"]).where(~is_main, "")
+    inside = [", ".join(filter(None, both)) for both in zip(rows["part"], places, strict=False)]
+    names = [f"{claim} ({where})" if where else claim for claim, where in zip(rows["claim"], inside, strict=True)]
     bold = rows["verdict"].map(lambda verdict: f"**{verdict}**" if "hold" in verdict else verdict)
-    return DataFrame(
-        {"claim": names, "the paper says": rows["statement"], "verdict": bold, "evidence": rows["evidence"]}
-    )
+    told = {"the paper says": rows["statement"], "verdict": bold, "evidence": rows["evidence"]}
+    return DataFrame({"claim": names} | told)
 
 
 def methods_table(setting: Setting) -> DataFrame:
@@ -106,10 +110,11 @@ def networks_table(by_place: Mapping[tuple[str, str], Setting]) -> DataFrame:
 
 
 def networks_verdicts(verdicts: DataFrame) -> DataFrame:
-    """Return the verdicts on the other networks side by side, of the claims that were tested on one of them."""
+    """Return the verdicts on the other networks, at the usual η, of the claims that were tested on one of them."""
     own = verdicts[verdicts["suite"] == MAIN[0]].assign(network=verdicts["task"].str.removesuffix("w8-n5000"))
     own = own[own["network"].isin(NETWORKS)]
     tested = own.loc[own["verdict"] != Verdict.UNTESTED, "claim"].unique()
+    own = own.drop_duplicates(["claim", "network"])
     return DataFrame([
         {"claim": claim}
         | {NETWORKS[row.network]: str(row.verdict) for row in own[own["claim"] == claim].itertuples()}

@@ -119,6 +119,16 @@ def paired_ratio(numerator: Values, denominator: Values, confidence: float = CON
         return exponential(Interval(center, center - reach, center + reach, (count, count), confidence=confidence))
 
 
+def paired_difference(left: Values, right: Values, confidence: float = CONFIDENCE) -> Interval:
+    """Return the mean difference of values that share a key, and its interval by Student's t."""
+    differences = [one - other for one, other in paired(left, right)]
+    count, center = len(differences), float(np.mean(differences)) if differences else math.nan
+    reach = (
+        t_quantile(count - 1, confidence) * float(np.std(differences, ddof=1)) / count**0.5 if count > 1 else math.nan
+    )
+    return Interval(center, center - reach, center + reach, (count, count), is_ratio=False, confidence=confidence)
+
+
 def exponential(logs: Interval) -> Interval:
     """Return the ratio of which the logarithm is given."""
     center, low, high = (float(np.exp(end)) for end in (logs.center, logs.low, logs.high))
@@ -169,6 +179,19 @@ def with_noise(found: Interval, twice: Iterable[tuple[Values, Values]]) -> Inter
     else:
         sizes = [abs(left - right) for left, right in pairs]
     return replace(found, noise=max(sizes, default=math.nan))
+
+
+def with_noise_of_mean(found: Interval, twice: Iterable[tuple[Values, Values]]) -> Interval:
+    """Put beside a mean of paired ratios what a method, run twice, would differ from itself by in as large a mean.
+
+    That of the mean of n pairs is the root mean square of the single differences, at 97.5 % of Student's t, over √n.
+    """
+    pairs = [pair for one, same in twice for pair in paired(one, same) if pair[0] != pair[1] and min(pair) > 0]
+    if not pairs or not found.count:
+        return replace(found, noise=math.nan)
+    logs = np.log(np.array(pairs))
+    size = math.sqrt(float(np.mean((logs[:, 0] - logs[:, 1]) ** 2)))
+    return replace(found, noise=math.exp(t_quantile(len(pairs)) * size / math.sqrt(found.count)))
 
 
 def logarithms(values: Values) -> list[float]:

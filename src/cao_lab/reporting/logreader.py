@@ -1,5 +1,6 @@
 """A folder of logs as tables: what ran, what every epoch gave, and what is missing or broken."""
 
+import math
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -26,11 +27,14 @@ OPTIMIZER_FIELDS = {
     "refresh_every": "refresh_every", "scaling": "scaling", "sketch": "sketch",
     "negative_curvature": "negative_curvature", "eigensolver": "eigensolver", "warmup_steps": "warmup_steps",
 }  # fmt: skip
+CLIPS = ("max_update_norm", "max_gradient_norm")
 NUMBERS = [
     "seed", "base_lr", "momentum", "rank", "damping", "refresh_every", "budget", "steps_per_epoch", "warmup_steps",
+    "clip",
 ]  # fmt: skip
 BESIDE = [
-    *RUN_KEY, "name", "status", "has_ended", "budget", *OPTIMIZER_FIELDS.values(), "curvature", "steps_per_epoch",
+    *RUN_KEY, "name", "status", "has_ended", "budget", *OPTIMIZER_FIELDS.values(), "clip", "curvature",
+    "steps_per_epoch",
 ]  # fmt: skip
 NOT_NUMBERS = ("peak_memory_source", "is_captured")
 
@@ -153,12 +157,18 @@ def run_row(run: RunRecord) -> dict[str, Any]:
     """Flatten run.json into one row; fields of other optimizers are empty."""
     row = {key: getattr(run, key) for key in (*RUN_KEY, "status", "curvature", "steps_per_epoch")}
     row |= {column: run.optimizer.get(field) for field, column in OPTIMIZER_FIELDS.items()}
+    row["clip"] = next((norm_or_none(run.optimizer[field]) for field in CLIPS if field in run.optimizer), None)
     # A CAO log from before a control existed means the control's neutral value.
     if row["optimizer"] == "cao":
         row |= {"sketch": row["sketch"] or "top", "momentum": row["momentum"] or 0.0}
     row |= {key: getattr(run, key) for key in ("command", "git_commit", "device", "message")}
     row["versions"] = ", ".join(f"{name} {version}" for name, version in run.versions.items())
     return row | {"budget": run.epochs, "has_ended": run.status in ENDED}
+
+
+def norm_or_none(norm: float | None) -> float:
+    """Return the norm at which was clipped: none at all is an infinite one."""
+    return math.inf if norm is None else norm
 
 
 def stacked(tables: Sequence[Sequence[Record]], record: type[Record], runs: DataFrame) -> DataFrame:

@@ -17,6 +17,7 @@ from cao_lab.reporting.verdicts import Verdict
 HERE = Path(__file__).parent
 BADGES = {
     Verdict.HOLDS: "holds", Verdict.FAILS: "fails", Verdict.RATE: "rate", Verdict.UNDECIDED: "undecided",
+    Verdict.TIE: "undecided",
     Verdict.UNTESTED: "untested", Verdict.UNTESTABLE: "untested",
 }  # fmt: skip
 SILENT = (Verdict.UNTESTED, Verdict.UNTESTABLE)
@@ -61,7 +62,6 @@ def summary(logs: Logs, verdicts: DataFrame) -> str:
     told = ", ".join(f"{count} {state}" for state, count in states.items())
     tasks = logs.runs[["suite", "task"]].drop_duplicates()
     facts = f"{len(logs.runs)} runs ({told}) of {len(tasks)} tasks in {tasks['suite'].nunique()} suites"
-    # Three claims ask for the speed over Adam; one comparison counts once.
     counts = verdicts.loc[verdicts["is_counted"], "verdict"].value_counts()
     chips = "".join(
         f'<li><a class="badge {BADGES[one]}" href="#audit">{one}: <b>{counts[one]}</b></a></li>'
@@ -90,7 +90,7 @@ def finding(row: dict[Hashable, str]) -> str:
     badge = BADGES[Verdict(row["verdict"])]
     return (
         f'<li class="{badge}"><span class="badge {badge}">{escape(row["verdict"])}</span>'
-        f'<span class="where">{escape(row["suite"])} · {escape(row["task"])}</span>'
+        f'<span class="where">{escape(" · ".join(filter(None, (row["suite"], row["task"], row["part"]))))}</span>'
         f'<span class="evidence">{escape(row["evidence"])}</span></li>'
     )
 

@@ -159,8 +159,7 @@ def claims_markdown(verdicts: DataFrame) -> str:
     """Return the audit as a document: claim, rule, and what each suite shows."""
     lines = ["# What these logs say about the paper's claims", ""]
     for name, rows in verdicts.groupby("claim", sort=False):
-        cells = rows[["suite", "task", "verdict", "evidence"]].rename(columns=str.capitalize)
+        cells = rows[["suite", "task", "part", "verdict", "evidence"]].rename(columns=str.capitalize)
         lines += [f"## {str(name).capitalize()}", "", rows["statement"].iloc[0], "", markdown(cells)]
-        again = "" if rows["is_counted"].all() else " The same comparison again: it is not counted."
-        lines += [f"*Rule.* {rows['rule'].iloc[0]}{again}", ""]
+        lines += [f"*Rule.* {rows['rule'].iloc[0]}", ""]
     return "\n".join(lines)

@@ -9,7 +9,7 @@ from typing import TypeVar
 from pandas import DataFrame, concat
 
 from cao_lab.facts import REPEATING, SEARCHING, SUITES, SuiteKind, Thresholds, kind_of
-from cao_lab.protocol import final_train_losses, fresh, parts, representative, thresholds_of, without_tuning
+from cao_lab.protocol import arms, final_train_losses, fresh, parts, representative, thresholds_of, without_tuning
 from cao_lab.reporting.analysis import TASK_KEY, Goal, ended_with_costs, first_epoch_below, product_prices
 from cao_lab.reporting.logreader import Logs
 from cao_lab.reporting.palette import coloured
@@ -30,6 +30,8 @@ class Setting:
     labels: dict[str, str]
     names: dict[str, str]
     prices: dict[str, float]
+    bench: dict[str, float]
+    """What `cao bench` measured, by row."""
     repeats: tuple["Setting", ...] = ()
     """The same task in other suites with the same budget, where some of these runs were made once more."""
 
@@ -81,6 +83,22 @@ class Setting:
         return (one, same) if isclose(*rates, rel_tol=1e-2) else None
 
     @cached_property
+    def arms(self) -> dict[str, "Setting"]:
+        """This setting at each damping and clip of CAO, by name, the usual one first; alone where there is no CAO.
+
+        At other dampings Adam and SGD are the same, and the controls are those of that damping. Runs that are in
+        another suite of this task and budget alone are taken from there.
+        """
+        epochs, names = self.epochs, dict(self.names)
+        for one in self.repeats:
+            epochs = concat([epochs, one.epochs[~one.epochs["label"].isin(epochs["label"].unique())]])
+            names = one.names | names
+        pooled = replace(self, epochs=epochs, names=names)
+        runs = ended_runs(pooled.epochs)
+        found = arms(runs, self.suite)
+        return {one.name: replace(pooled, labels=parts(runs, self.suite, one)) for one in found} or {"": self}
+
+    @cached_property
     def best(self) -> DataFrame:
         """The epochs of each method at its best rate, all of them where no rates were searched."""
         if self.kind not in SEARCHING:
@@ -113,9 +131,16 @@ class Setting:
         return None if self.thresholds is None else Goal(self.thresholds.primary, self.hits(self.thresholds.primary))
 
 
+def ended_runs(epochs: DataFrame) -> DataFrame:
+    """Return one row per ended run, with its final train loss."""
+    runs = epochs[epochs["has_ended"]].drop_duplicates("run").set_index("run", drop=False)
+    return runs.assign(final_train_loss=final_train_losses(epochs))
+
+
 def settings(logs: Logs) -> list[Setting]:
     """Return every task of every suite, the weightiest first, with its parts recognised."""
     found = []
+    bench = {} if logs.bench.empty else dict(zip(logs.bench["name"], logs.bench["value"], strict=True))
     for (suite, task), epochs in without_tuning(logs.epochs).groupby(TASK_KEY):
         refreshes = logs.refreshes[(logs.refreshes["suite"] == suite) & (logs.refreshes["task"] == task)]
         runs = logs.runs[(logs.runs["suite"] == suite) & (logs.runs["task"] == task) & logs.runs["has_ended"]]
@@ -123,7 +148,7 @@ def settings(logs: Logs) -> list[Setting]:
         names = dict(zip(runs["label"], runs["name"], strict=True))
         # Rates are often tuned on another day than the fresh seeds are run, when the machine is busier or less so.
         prices = product_prices(fresh(epochs, str(suite)), logs.bench)
-        one = Setting(str(suite), str(task), epochs, refreshes, levels, labels, names, prices)
+        one = Setting(str(suite), str(task), epochs, refreshes, levels, labels, names, prices, bench)
         found.append(replace(one, epochs=coloured(epochs, one.best)))
     return sorted((replace(one, repeats=repeats_of(one, found)) for one in found), key=weight)
 

@@ -18,6 +18,7 @@ class Verdict(StrEnum):
     HOLDS = "holds"
     FAILS = "does not hold"
     RATE = "holds only because of the learning rate"
+    TIE = "a tie"
     UNDECIDED = "undecided"
     UNTESTABLE = "not testable here"
     UNTESTED = "not tested here"
@@ -26,7 +27,7 @@ class Verdict(StrEnum):
 PART_NAMES = {
     "cao": "CAO (k = 1)", "rank3": "CAO (k = 3)", "rank5": "CAO (k = 5)", "sgd": "SGD", "adam": "Adam",
     "rank0-unit": "CAO (k = 0, d = g)", "signed": "CAO with signed λ", "lanczos": "CAO by Lanczos",
-    "warm-up": "CAO after a phase of SGD",
+    "warm-up": "CAO after a phase of SGD", "adaptive": "CAO with its rules", "fixed": "the same at a fixed interval",
 }  # fmt: skip
 """What to call a part that nobody plays."""
 
@@ -178,6 +179,12 @@ def equality(found: Interval, low: float, high: float) -> Verdict:
     return Verdict.FAILS if is_outside and found.is_beyond_noise else Verdict.UNDECIDED
 
 
+def tie_or(verdict: Verdict, found: Interval) -> Verdict:
+    """Return a tie where a comparison is undecided, because neither is faster by more than 10 %; else the verdict."""
+    is_tie = verdict is Verdict.UNDECIDED and equality(found, 1 / RATIO_MARGIN, RATIO_MARGIN) is Verdict.HOLDS
+    return Verdict.TIE if is_tie else verdict
+
+
 def with_control(gain: Interval, control: Interval) -> Verdict:
     """Weigh a gain against what the control at the same effective rate needs, as a ratio to CAO.
 
@@ -193,7 +200,8 @@ def with_control(gain: Interval, control: Interval) -> Verdict:
 def all_of(verdicts: Iterable[Verdict]) -> Verdict:
     """Return the verdict on a claim with several parts: the worst of theirs."""
     order = (
-        Verdict.FAILS, Verdict.UNDECIDED, Verdict.UNTESTABLE, Verdict.UNTESTED, Verdict.RATE, Verdict.HOLDS,
+        Verdict.FAILS, Verdict.TIE, Verdict.UNDECIDED, Verdict.UNTESTABLE, Verdict.UNTESTED, Verdict.RATE,
+        Verdict.HOLDS,
     )  # fmt: skip
     return min(verdicts, key=order.index, default=Verdict.UNTESTED)
 
@@ -217,9 +225,9 @@ def compare(setting: Setting, slow: str, control: str, threshold: float, parts: 
         return untestable(f"Train loss {threshold:g} was reached by neither on any seed")
     evidence = f"To train loss {threshold:g}, {setting.name(slow)} needs {said(gain)} CAO's epochs{note}"
     if control not in setting.labels:
-        verdict = Verdict.UNDECIDED if direction(gain) is Verdict.HOLDS else direction(gain)
+        verdict = Verdict.UNDECIDED if direction(gain) is Verdict.HOLDS else tie_or(direction(gain), gain)
         return Finding(verdict, f"{evidence}; no control at the same effective rate")
     rival, rival_note = sooner(setting, control, "cao", threshold, confidence)
     against = f"the control {setting.name(control)} needs {said(rival)}{rival_note}"
     more = resolution([rival], math.log(RATIO_MARGIN), "± 10 %")
-    return Finding(with_control(gain, rival), f"{evidence}; {against}{more}")
+    return Finding(tie_or(with_control(gain, rival), gain), f"{evidence}; {against}{more}")

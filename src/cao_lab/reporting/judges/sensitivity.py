@@ -1,12 +1,15 @@
 """What damping and the refresh interval do."""
 
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from pandas import DataFrame
+import numpy as np
+from pandas import DataFrame, Series
 
 from cao_lab.protocol import RATIO_MARGIN, START_MARGIN, start_loss
 from cao_lab.reporting.analysis import sensitivity
-from cao_lab.reporting.intervals import Interval, paired_ratio, variance_ratio, with_noise
+from cao_lab.reporting.intervals import Interval, paired_ratio, variance_ratio, with_noise_of_mean
 from cao_lab.reporting.judges.curves import early_means
 from cao_lab.reporting.setting import Setting
 from cao_lab.reporting.verdicts import (
@@ -60,7 +63,8 @@ def beyond_the_rate(effect: Verdict, of_control: Verdict) -> Verdict:
 def refresh_effect(setting: Setting) -> Finding:
     """Holds if the longest refresh interval needs more epochs to the primary threshold than the shortest, and the
     shortest more seconds an epoch than the longest, paired over η and seeds, both by intervals (97.5 %) beyond 1; does
-    not hold if one lies on the other side of 1 or the epochs lie within ± 10 %: then there is nothing to balance.
+    not hold if one lies on the other side of 1 or the epochs lie within ± 10 %: then there is nothing to balance. The
+    noise is that of a mean of as many pairs.
     """
     cells, _ = by_curvature(setting)
     epochs = ends_ratio(cells, "refresh_every", "crossing_epoch", parts=2)
@@ -86,22 +90,59 @@ def ends_ratio(setting: Setting, knob: str, unit: str, parts: int = 1) -> Interv
     confidence = shared_confidence(parts)
     if unit == "crossing_epoch":
         twice = setting.twice(lambda one: crossings(one.hits(level)))
-        return with_noise(bounded_ratio(high, low, confidence, is_paired=True), twice)
+        return with_noise_of_mean(bounded_ratio(high, low, confidence, is_paired=True), twice)
     return paired_ratio(high[unit], low[unit], confidence)
 
 
-def damping_variance(setting: Setting) -> Finding:
-    """Holds if the variance over seeds of the early mean train loss, pooled over refresh intervals, is larger at the
-    smallest η than at the largest, by Fisher's interval of the ratio above 1, and rank 0 has one at or below 1. Only
-    because of the learning rate if that of rank 0 lies above 1 too. Does not hold if the interval lies below 1;
-    undecided otherwise, or without rank 0.
+def damping_variance(setting: Setting) -> dict[str, Finding]:
+    """Over seeds: the variance of the early mean train loss, pooled over refresh intervals, by Fisher's interval.
+    Within a run: the root mean square of the second differences of log train loss over the last half of the epochs,
+    paired over refresh intervals and seeds. Each holds if the ratio of the smallest η to the largest has an interval
+    above 1, and that of rank 0 one at or below 1. Only because of the learning rate if that of rank 0 lies above 1 too.
+    Does not hold if the interval lies below 1; undecided otherwise, or without rank 0.
     """
-    variance, plain = (ends_variance(one) for one in by_curvature(setting))
-    if not variance.count:
+    return {
+        "over seeds": smaller_is_larger("variance", *map(ends_variance, by_curvature(setting))),
+        "within a run": smaller_is_larger("fluctuation", *map(ends_fluctuation, by_curvature(setting))),
+    }
+
+
+def smaller_is_larger(what: str, ratio: Interval, plain: Interval) -> Finding:
+    """Judge whether something is larger at the smallest η than at the largest, beyond what rank 0 shows."""
+    if not ratio.count:
         return untested("two values of η with two seeds each")
-    told = f"variance, smallest η over largest: {bare(variance)} ({how_many(variance)})"
+    told = f"{what}, smallest η over largest: {bare(ratio)} ({how_many(ratio)})"
     control = f"of rank 0: {bare(plain)} ({how_many(plain)})" if plain.count else "no control of rank 0"
-    return Finding(beyond_the_rate(direction(variance), direction(plain)), f"{told}; {control}")
+    return Finding(beyond_the_rate(direction(ratio), direction(plain)), f"{told}; {control}")
+
+
+def ends_fluctuation(setting: Setting) -> Interval:
+    """Return how much a run's losses fluctuate at the smallest η over that at the largest, paired over all else."""
+    return paired_ends(setting, {run: fluctuation(own) for run, own in ended_runs_of(setting)})
+
+
+def fluctuation(run: DataFrame) -> float:
+    """Return the root mean square of the second differences of log train loss, over the last half of the epochs."""
+    losses = run["train_loss"].to_numpy()
+    logs = np.log(losses[len(losses) // 2 :])
+    return float(np.sqrt(np.mean(np.diff(logs, 2) ** 2))) if len(logs) > 2 else math.nan
+
+
+def ended_runs_of(setting: Setting) -> Iterator[tuple[int, DataFrame]]:
+    """Yield each ended run with its epochs."""
+    for run, own in setting.epochs[setting.epochs["has_ended"]].groupby("run"):
+        yield int(str(run)), own
+
+
+def paired_ends(setting: Setting, values: Mapping[int, float]) -> Interval:
+    """Return a quantity of runs at the smallest η over that at the largest, paired over refresh intervals and seeds."""
+    runs = setting.epochs.drop_duplicates("run")
+    runs = runs.assign(value=runs["run"].map(values)).dropna(subset=["value"])
+    ends = ends_of_damping(setting)
+    if len(ends) < 2:
+        return paired_ratio({}, {})
+    small, large = (runs[runs["damping"] == end].set_index(["refresh_every", "seed"])["value"] for end in ends)
+    return paired_ratio(small, large)
 
 
 def ends_variance(setting: Setting) -> Interval:
@@ -114,14 +155,56 @@ def ends_variance(setting: Setting) -> Interval:
     return variance_ratio(groups[0], groups[-1]) if len(groups) > 1 else variance_ratio([], [])
 
 
-def small_damping(setting: Setting) -> Finding:
-    """Holds if at the smallest η some run diverged, or had an epoch above its start, and none did so at the largest,
-    and no run of rank 0 did so at the smallest. Only because of the learning rate if one of rank 0 did. Does not hold
-    if no run of either η did; undecided otherwise, or without rank 0.
+def small_damping(setting: Setting) -> dict[str, Finding]:
+    """The estimate: holds if the relative residual ‖Hv − λv‖/|λ| of the first captured pair, a geometric mean over the
+    refreshes of a run after its first epoch, is larger at the smallest η than at the largest by an interval above 1,
+    paired over refresh intervals and seeds; does not hold if the interval lies below 1 or within ± 10 %. There is no
+    control, for rank 0 has no estimate. With and without the clip: holds if at the smallest η some run diverged, or
+    had an epoch above its start, and none did so at the largest, and no run of rank 0 did so at the smallest. Only
+    because of the learning rate if one of rank 0 did. Does not hold if no run of either η did; undecided otherwise, or
+    without rank 0.
     """
+    is_clipped = ~np.isinf(setting.epochs["clip"].astype(float))
+    with_clip, without = (replace(setting, epochs=setting.epochs[some]) for some in (is_clipped, ~is_clipped))
+    return {
+        "the estimate": shaken_estimate(setting),
+        "without the clip": shaken_runs(without, "two values of η without the clip"),
+        "with the clip": shaken_runs(with_clip, "two values of η"),
+    }
+
+
+def shaken_estimate(setting: Setting) -> Finding:
+    """Judge whether the sketch is less accurate at the smallest η."""
+    first, second = (pairs_of(setting, index) for index in (1, 2))
+    residuals = paired_ends(setting, run_means(first, first["residual"] / first["eigenvalue"].abs()))
+    if not residuals.count:
+        return untested("two values of η with refreshes")
+    is_same = equality(residuals, 1 / RATIO_MARGIN, RATIO_MARGIN) is Verdict.HOLDS
+    verdict = Verdict.FAILS if is_same else direction(residuals)
+    gaps = (first["eigenvalue"].abs() - second["eigenvalue"].abs().reindex(first.index)).abs()
+    angles = np.degrees(np.arcsin((first["residual"] / gaps).clip(upper=1.0)))
+    small, large = (angles[first["damping"] == end].median() for end in ends_of_damping(setting))
+    told = f"relative residual, smallest η over largest: {bare(residuals)} ({how_many(residuals)})"
+    return Finding(verdict, f"{told}; angle to the eigenvector at most {small:.0f}° and {large:.0f}° (medians)")
+
+
+def pairs_of(setting: Setting, index: int) -> DataFrame:
+    """Return one eigenvalue of each refresh after the first epoch, by run and step."""
+    rows = setting.refreshes
+    chosen = (rows["index"] == index) & (rows["epoch"] >= 1) & (rows["rank"] > 0) & rows["has_ended"]
+    return rows[chosen].set_index(["run", "step"])
+
+
+def run_means(rows: DataFrame, values: Series) -> dict[int, float]:
+    """Return the geometric mean of a quantity over the refreshes of each run."""
+    return {int(run): float(mean) for run, mean in np.exp(np.log(values).groupby(level="run").mean()).items()}
+
+
+def shaken_runs(setting: Setting, wanted: str) -> Finding:
+    """Judge whether runs at the smallest η become unstable, and only with curvature."""
     (cells, plain), ends = by_curvature(setting), ends_of_damping(setting)
     if len(ends) < 2:
-        return untested("two values of η")
+        return untested(wanted)
     (few, small), (many, large) = (unstable_share(cells, end) for end in ends)
     shaken, controls = unstable_share(plain, ends[0])
     effect = Verdict.HOLDS if few and not many else Verdict.UNDECIDED if few or many else Verdict.FAILS

@@ -1,16 +1,21 @@
-"""How soon CAO reaches a train loss: against Adam, at many thresholds, by rank, without curvature, and as printed."""
+"""How soon CAO reaches a train loss: against Adam, at many thresholds, by rank, without curvature, as printed."""
 
 import math
 
+from pandas import DataFrame, Series
+
 from cao_lab.facts import PAPER_THRESHOLDS
 from cao_lab.protocol import ACCURACY_MARGIN, AS_PRINTED, RATIO_MARGIN
+from cao_lab.reporting.intervals import ratio_interval
 from cao_lab.reporting.judges.accuracy import accuracy_difference
 from cao_lab.reporting.setting import Setting
 from cao_lab.reporting.verdicts import (
     Finding,
     Verdict,
     all_of,
+    bare,
     compare,
+    direction,
     equality,
     in_common,
     points,
@@ -29,8 +34,8 @@ def speed(setting: Setting) -> Finding:
     """Holds if the interval of Adam's epochs to the primary threshold over CAO's (k = 1) lies above 1 and the control
     at the same effective rate (matched SGD, or rank 0 as P = I/η; tuned SGD without momentum where all are tuned) needs
     more epochs than CAO. Only because of the learning rate if the control needs, with confidence, at most 10 % more.
-    Does not hold if the interval lies below 1. Not testable where neither arrives. Undecided otherwise, without a
-    control, or within the noise.
+    Does not hold if the interval lies below 1. A tie if it lies within ± 10 %, and the noise too. Not testable where
+    neither arrives. Undecided otherwise, without a control, or within the noise.
     """
     return UNDECLARED if setting.thresholds is None else compare(setting, "adam", "matched", setting.thresholds.primary)
 
@@ -121,3 +126,26 @@ def as_printed(setting: Setting) -> Finding:
     ratios = [ratio for ratio, _ in epochs.values()]
     more = resolution(ratios, math.log(RATIO_MARGIN), "± 10 %")
     return Finding(all_of(equality(one, 1 / RATIO_MARGIN, RATIO_MARGIN) for one in ratios), told + more)
+
+
+def adaptive_refresh(setting: Setting) -> Finding:
+    """Holds if CAO with its rules needs, with confidence, at most 10 % more epochs to the primary threshold than with a
+    fixed interval and all else equal, and fewer products in the whole budget, by intervals of 97.5 %; does not hold if
+    it needs more than that, or more products; undecided otherwise, or within the noise.
+    """
+    if absent := setting.lacking("adaptive", "fixed"):
+        return untested(*absent)
+    if setting.thresholds is None:
+        return UNDECLARED
+    confidence = shared_confidence(2)
+    epochs, note = sooner(setting, "adaptive", "fixed", setting.thresholds.primary, confidence)
+    saved = ratio_interval(products(setting.of("fixed")), products(setting.of("adaptive")), confidence)
+    told = f"adaptive over fixed: epochs {said(epochs)}{note}; products, fixed over adaptive: {bare(saved)}"
+    return Finding(all_of([equality(epochs, 0.0, RATIO_MARGIN), direction(saved)]), told)
+
+
+def products(epochs: DataFrame) -> Series:
+    """Return the Hessian products of each ended run, by seed; one for none, so that a ratio can be taken."""
+    last = epochs[epochs["has_ended"]].drop_duplicates("run", keep="last").set_index("seed")
+    spent: Series = last["hessian_products"].clip(lower=1.0)
+    return spent
