@@ -11,6 +11,7 @@ from cao_lab.reporting.document import counted
 from cao_lab.reporting.logreader import load_logs
 from cao_lab.reporting.setting import Setting, settings
 from cao_lab.reporting.tables import make_tables
+from cao_lab.reporting.verdicts import Verdict
 
 ROOT = Path(__file__).parents[3]
 RESULTS = (ROOT / "docs/results.md").read_text(encoding="utf-8")
@@ -53,11 +54,19 @@ def test_the_document_agrees_with_the_tables_of_the_report(report: dict[str, Dat
 
 
 def test_the_readme_counts_the_verdicts_as_the_audit_does(verdicts: DataFrame) -> None:
-    words = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
-    counts = {verdict: words[count] for verdict, count in counted(verdicts).items()}
-    verb = "holds" if counts["holds"] == "one" else "hold"
+    words = ("none", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+    counts = {str(one): words[counted(verdicts).get(str(one), 0)] for one in Verdict}
+    told = {
+        one: f"{counts[one]} {verb if counts[one] in ('none', 'one') else plural}"
+        for one, verb, plural in (
+            (Verdict.FAILS, "does not hold", "do not hold"),
+            (Verdict.RATE, "holds", "hold"),
+            (Verdict.HOLDS, "holds", "hold"),
+            (Verdict.UNDECIDED, "is undecided", "are undecided"),
+        )
+    }
     said = (
-        f"{counts['does not hold']} do not hold there, {counts['holds only because of the learning rate']} holds only "
-        f"because of the learning rate, {counts['holds']} {verb}, {counts['undecided']} are undecided"
+        f"{told[Verdict.FAILS]} there, {told[Verdict.RATE]} only because of the learning rate, {told[Verdict.HOLDS]}, "
+        f"and {told[Verdict.UNDECIDED]}"
     )
     assert said in " ".join((ROOT / "README.md").read_text(encoding="utf-8").split()).lower()
