@@ -10,6 +10,9 @@ from scipy import optimize
 from torch import Tensor
 
 from cao import LeastSquares, SketchedLBFGS
+from cao.quasi_newton.objective import Iterate
+from cao.quasi_newton.progress import Progress
+from cao.quasi_newton.stopping import watch
 
 TIMES = torch.linspace(0, 3, 40, dtype=torch.float64)
 DATA = 2 * torch.exp(-1.3 * TIMES) + 0.5 + 0.02 * torch.cos(37 * TIMES)
@@ -56,6 +59,15 @@ def test_a_fit_ends_at_the_optimum_of_scipy_and_stays_there(has_source: bool, ma
     assert fit.calls == calls + 1
     assert torch.equal(fit.theta, place)
     assert "converged: minimal to rounding" in str(optimizer.report())
+
+
+def test_a_low_within_rounding_of_the_lowest_is_no_new_low() -> None:
+    progress, gradient = Progress(price=1.0), torch.ones(2, dtype=torch.float64)
+    for number in range(11):
+        watch(progress, Iterate(gradient, 1.0 - number * 2.0**-53, gradient))
+    assert progress.quiet == 10
+    watch(progress, Iterate(gradient, 1.0 - 1e-14, gradient))
+    assert progress.quiet == 0
 
 
 def test_another_loss_after_convergence_is_minimised_again() -> None:

@@ -8,6 +8,9 @@ from torch import Tensor, finfo
 from cao.quasi_newton.objective import Iterate
 from cao.quasi_newton.progress import Progress, Reason
 
+# The error of a loss, in units of its last digit.
+ROUNDING = 10
+
 # A search that fails is followed by one over a new sketch or without the pairs, if there is a sketch to make or a pair
 # to forget, by one in very short steps, and by none.
 FAILURES_TO_STOP = 3
@@ -17,12 +20,12 @@ PATIENCE = 10
 
 
 def watch(progress: Progress, here: Iterate) -> None:
-    """Count quiet iterations: the loss reaches no new low, and the gradient leaves the range that it had since.
+    """Count quiet iterations: the loss reaches no new low beyond rounding, and the gradient leaves its range alone.
 
     A step is accepted only if the loss rises by no more than rounding, so that one quiet iteration after another means
     that rounding decides. A gradient that grows is no sign of that: it leads away from a saddle.
     """
-    if here.value < progress.lowest:
+    if progress.lowest - here.value > ROUNDING * finfo(here.gradient.dtype).eps * abs(here.value):
         progress.lowest, progress.smallest, progress.largest = here.value, here.largest, here.largest
         progress.quiet = 0
     elif not progress.smallest <= here.largest <= progress.largest:
@@ -57,7 +60,7 @@ def reason_to_stop(progress: Progress, here: Iterate, tolerance_grad: float) -> 
 
 def rounding_of(progress: Progress, here: Iterate) -> float:
     """Return the error of the loss: of its own digits, and of residuals that were as large as the first ones."""
-    precision, first = 10 * finfo(here.gradient.dtype).eps, progress.first
+    precision, first = ROUNDING * finfo(here.gradient.dtype).eps, progress.first
     return precision * abs(here.value) + precision**2 * abs(first)
 
 
