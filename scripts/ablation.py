@@ -18,6 +18,7 @@ import json
 import math
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -28,7 +29,7 @@ from torch.nn.utils import clip_grad_norm_
 from torch.optim import SGD, Optimizer
 
 from cao import CAO, AtTheEdge, OnDrift
-from cao.rules.refresh import Look, Track
+from cao.rules.refresh import Look, Seen, Track
 from cao_lab.log.sweeps import HEADER, RECORDS, Sweep, read_sweeps
 from cao_lab.reporting.robust import Rate, rates_of
 from cao_lab.runs.provenance import git_commit
@@ -56,17 +57,16 @@ class Clipped(SGD):
 class WithoutSpread(OnDrift):
     """The drift rule, which does not learn how much the curvature varies from batch to batch."""
 
-    def _learn(self, track: Track, seen: Look) -> None:
-        super()._learn(track, seen)
-        track.spread = 0.0
+    def _learnt(self, seen: Seen, found: Look) -> Seen:
+        return replace(super()._learnt(seen, found), spread=0.0)
 
 
 class WithoutCredit(OnDrift):
     """The drift rule, whose budget is binding from the first step on."""
 
-    def is_due(self, track: Track) -> bool:
+    def is_due(self, state: Any, track: Track) -> bool:
         """Ask as ever, but for the credit."""
-        return self._unpaid(track) <= 0 and super().is_due(track)
+        return self._unpaid(Seen.of(state), track) <= 0 and super().is_due(state, track)
 
 
 def ours(**settings: Any) -> Method:

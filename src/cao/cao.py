@@ -15,13 +15,13 @@ from cao import advice
 from cao.checks import check_one_sketch, check_parameters, check_settings, check_unknown, is_numpy_number
 from cao.linalg.columns import Eigenpairs
 from cao.linalg.eigensolvers import Solver, SolverName
-from cao.linalg.flat import FlatParams, space_of
+from cao.linalg.flat import FlatParams, space_of, storage_order
 from cao.report import Report, report_on_cao
 from cao.rules.damping import Damping, DampingName
 from cao.rules.rank import Rank, RankName
 from cao.rules.refresh import Refresh, RefreshName
-from cao.rules.rules import Rules, policies_of
-from cao.sketch.damped import NegativeCurvature, Scaling, check_gradients, gradient_norm, stretches_of, take_step
+from cao.rules.rules import Rules, rule_of
+from cao.sketch.damped import NegativeCurvature, Scaling, gradient_norm, stretches_of
 from cao.sketch.making import (
     Group,
     Source,
@@ -132,9 +132,9 @@ class CAO(Optimizer):
             "seed": seed,
         }
         check_settings(defaults)
-        policy = policies_of(defaults).damping
-        defaults["scaling"] = scaling or policy.scaling
-        defaults["negative_curvature"] = negative_curvature or policy.negative_curvature
+        rule: Damping = rule_of(defaults, "damping")
+        defaults["scaling"] = scaling or rule.scaling
+        defaults["negative_curvature"] = negative_curvature or rule.negative_curvature
         self.process_group: Group = process_group
         # One object that is never replaced: wrappers of an optimizer copy its attributes, and must share this one.
         self._progress = Progress()
@@ -182,16 +182,16 @@ class CAO(Optimizer):
 
         A look ends in a refresh, unless the rule of `refresh_every` finds that the sketch still fits.
         """
-        rules, progress = Rules(self.param_groups, self._progress), self._progress
+        rules, progress = self._rules, self._progress
         if rules.settings["rank"] == 0 or progress.looked_at == progress.steps:
             return False
-        return progress.sketch is None or rules.refresh.is_due(progress)
+        return progress.sketch is None or rules.refresh.is_due(progress.seen, progress)
 
     @property
     def sketch(self) -> Sketch | None:
         """The curvature in use, None before the first successful refresh."""
         progress, sketch = self._progress, self._progress.sketch
-        eta = Rules(self.param_groups, progress).eta()
+        eta = self._rules.eta()
         return sketch and replace(sketch, damping=eta, age=progress.steps - sketch.step)
 
     @property
@@ -206,7 +206,7 @@ class CAO(Optimizer):
 
     def report(self) -> Report:
         """Return what the optimizer did, what it cost and what it advises: `print(optimizer.report())`."""
-        return report_on_cao(Rules(self.param_groups, self._progress))
+        return report_on_cao(self._rules)
 
     def refresh_if_due(self, source: Source, *, scale: float | Tensor = 1.0) -> bool:
         """Refresh the sketch if one is due, and return whether there is a new one; call it before `loss.backward()`.
@@ -236,21 +236,20 @@ class CAO(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        rules, progress, params = Rules(self.param_groups, self._progress), self._progress, self._parameters()
-        is_moving = any(float(group["lr"]) != 0 for group in self.param_groups)
+        rules, progress, params = self._rules, self._progress, self._parameters()
+        is_moving, space = rules.pace.rate > 0, space_of(params)
         # Without any gradient nothing moves, and SGD takes no offence.
         if is_moving and any(param.grad is not None for param in params):
             rules.check_freshness()
-        check_gradients(params)
+        if any(param.grad is not None and param.grad.is_sparse for param in params):
+            raise ValueError("CAO needs dense gradients, got a sparse one; build the embedding with sparse=False")
         if progress.source_gradient:
             check_scale(progress)
-        space = space_of(params)
-        rules.refresh.heed(progress, lambda: gradient_norm(params, space))
-        # g with weight decay, d = P g clipped at c, and θ ← θ − α d, a stretch of the parameters at a time.
-        k, P, c = rules.rank_in_use, rules.factors(), rules.settings["max_update_norm"]
-        vectors, places = (progress.sketch.rows, progress.sketch.places) if k and progress.sketch else (None, {})
-        stretches = list(stretches_of(self.param_groups, places, vectors, self.state, space))
-        is_finite = take_step(stretches, P.base, P.gains, c, space)
+        progress.seen = rules.refresh.heed(progress.seen, progress, lambda: gradient_norm(params, space))
+        # Algorithm 1: g ← ∇ℓ + λθ, d ← P g with P = (B + ηI)⁻¹, d ← min(1, c/‖d‖) d, θ ← θ − α d, on stretches of θ.
+        P, c = rules.damped(), rules.settings["max_update_norm"]
+        stretches = list(stretches_of(self.param_groups, progress.sketch if len(P.gains) else None, self.state, space))
+        is_finite = P.step(stretches, c, space)
         if is_finite is not None:
             # A tensor on the parameters' device, which is read only when somebody asks for the counters.
             progress.non_finite_steps = progress.non_finite_steps + is_finite.logical_not()
@@ -274,7 +273,7 @@ class CAO(Optimizer):
             for hook in hooks.values():
                 state_dict = hook(self, state_dict) or state_dict
             check_saved(state_dict, self._parameters())
-            super().load_state_dict(without_progress(state_dict))
+            super().load_state_dict(without_progress(state_dict, self.param_groups[0]))
         finally:
             self._optimizer_load_state_dict_pre_hooks = hooks
         load_progress(state_dict, self._progress, self._parameters())
@@ -292,33 +291,37 @@ class CAO(Optimizer):
         other.process_group = self.process_group
         return other
 
+    @property
+    def _rules(self) -> Rules:
+        return Rules(self.param_groups, self._progress)
+
     def _parameters(self) -> list[Tensor]:
         return [param for group in self.param_groups for param in group["params"]]
 
     def _refresh(self, source: Source, scale: float | Tensor, *, is_asked: bool) -> bool:
-        rules, progress = Rules(self.param_groups, self._progress), self._progress
-        rank = rules.settings["rank"]
+        """Let the top eigenpairs of the curvature be the sketch B = V diag(λ) Vᵀ (Algorithm 1, lines 3 to 5)."""
+        progress, rank = self._progress, self.param_groups[0]["rank"]
         if rank == 0:
             return False
         params = FlatParams(p for p in self._parameters() if p.requires_grad)
         check_request(scale, params, rank)
         scale = float(scale)
-        storage = FlatParams.in_storage_order(params.params)
         if isinstance(source, Eigenpairs):
             pairs = given_pairs(source, scale, params, rank)
         else:
-            operator = shared_operator(source, scale, storage, self.process_group)
-            if not is_asked and progress.sketch and not is_stale(operator, progress.sketch, rules, self.state):
+            storage = FlatParams(storage_order(params.params))
+            H = shared_operator(source, scale, storage, self.process_group)
+            if not is_asked and progress.sketch and not is_stale(H, progress.sketch, self._rules, self.state):
                 return False
-            pairs = found_pairs(operator, rules)
-            if not progress.attempts and isinstance(source, Tensor) and storage.space.mesh is None:
-                progress.source_gradient = gradient_of(operator)
+            pairs = found_pairs(H, self._rules)
+            if not progress.attempts and isinstance(source, Tensor) and params.space.mesh is None:
+                progress.source_gradient = gradient_of(H)
         # Not counted before this line, so that a refresh stays due if its source was refused.
         progress.attempts += 1
         progress.attempted_at = progress.looked_at = progress.steps
         progress.count(pairs.products)
-        if pairs.is_finite(storage.space):
-            adopt(pairs, params, rules, storage.space)
+        if pairs.is_finite(params.space):
+            adopt(pairs, params, self._rules)
             return True
         progress.failed_refreshes += 1
         advice.warn_once("failure", advice.failed(progress.sketch is not None), progress.has_warned)

@@ -13,7 +13,7 @@ from cao.linalg.flat import is_spread
 from cao.rules.damping import DAMPINGS, AtTheEdge, Damping
 from cao.rules.rank import RANKS, Rank
 from cao.rules.refresh import REFRESHES, Refresh
-from cao.rules.rules import policies_of
+from cao.rules.rules import rule_of
 from cao.sketch.damped import NegativeCurvature, Scaling
 
 # What the groups of one optimizer share, because there is one sketch over all of them.
@@ -60,7 +60,7 @@ def check_settings(settings: dict[str, Any]) -> None:
             f'negative_curvature="signed" needs momentum to be 0, got {momentum!r}: where λ < 0 the signed rule would '
             "amplify the momentum at every step"
         )
-    if isinstance(policies_of(settings).damping, AtTheEdge) and settings["scaling"] == "inverse-damping":
+    if isinstance(rule_of(settings, "damping"), AtTheEdge) and settings["scaling"] == "inverse-damping":
         raise ValueError('damping="auto" needs scaling to be "unit", got \'inverse-damping\'')
 
 

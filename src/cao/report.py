@@ -1,5 +1,6 @@
 """What an optimizer did, what it cost and what it advises, as a short table."""
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +10,7 @@ from torch import dtype, float64
 from cao import advice
 from cao.rules.damping import AtTheEdge
 from cao.rules.rank import ByNeed
-from cao.rules.refresh import PRICE, Every
+from cao.rules.refresh import PRICE, Every, Seen
 from cao.rules.rules import Rules
 
 MEMORIES = {"pairs": "pairs over the sketch", "dense": "a dense matrix, in place of sketch and pairs"}
@@ -80,12 +81,11 @@ def strains(rules: Rules) -> tuple[float, float, float]:
     progress = rules.progress
     assert progress.sketch is not None
     values = rules.curvatures(progress.sketch.values)
-    outside = rules.next_curvature(progress.sketch.values, progress.captured, progress.sketch.params.size)
-    if isinstance(rules.damping, AtTheEdge):
-        outside = min(outside, progress.damping or 0.0)
+    most = (progress.damping or 0.0) if isinstance(rules.damping, AtTheEdge) else math.inf
+    *strains, edge = rules.strains(progress.sketch.values, progress.captured, progress.sketch.params.size, most)
     is_scaled = rules.settings["scaling"] == "inverse-damping"
-    unscaled = rules.pace.rate * (rules.factors().base if is_scaled else 1.0)
-    return unscaled * values[0], max(rules.strains(values, outside)), rules.edge
+    unscaled = rules.pace.rate * (rules.damped().base if is_scaled else 1.0)
+    return unscaled * values[0], max(strains), edge
 
 
 def advice_without_sketch(rules: Rules) -> Iterator[str]:
@@ -149,18 +149,18 @@ def advice_on_freshness(rules: Rules) -> Iterator[str]:
     if worst > TOO_MUCH:
         setting = "ByNeed(products=…)" if isinstance(rules.rank, ByNeed) else "power_iterations"
         yield f"the eigenpairs have not converged: a residual is {worst:.2g} of its λ. Raise {setting}"
-    if rules.refresh.is_overdue(progress):
+    if rules.refresh.is_overdue(progress.seen, progress):
         yield advice.too_old(progress.age)
     if isinstance(rules.refresh, Every) and progress.turned > TOO_MUCH:
         yield (
             f"the sketch turns faster than you refresh: {progress.turned:.0%} of it lies outside the one before. Lower "
             'refresh_every, set it to "auto", or, if batches are small, refresh from more samples'
         )
-    if not isinstance(rules.refresh, Every) and progress.captured and progress.noise > TOO_MUCH:
+    if isinstance(progress.seen, Seen) and progress.captured and progress.seen.noise > TOO_MUCH:
         yield (
-            f"the curvature changes by {progress.noise:.0%} from one step to the next. If batches are small, refresh "
-            "from more samples (a function that yields the losses of several batches); a full batch needs nothing, "
-            "as long as its loss falls"
+            f"the curvature changes by {progress.seen.noise:.0%} from one step to the next. If batches are small, "
+            "refresh from more samples (a function that yields the losses of several batches); a full batch needs "
+            "nothing, as long as its loss falls"
         )
 
 

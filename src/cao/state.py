@@ -2,18 +2,19 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, is_dataclass
+from numbers import Real
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from cao.linalg import eigensolvers
-from cao.linalg.flat import FlatParams
+from cao.linalg.flat import FlatParams, storage_order
 from cao.rules import damping, rank, refresh
 from cao.sketch.sketch import Progress, Sketch
 
 # The format of saved progress.
-FORMAT = 2
+FORMAT = 3
 # A parameter's share of each eigenvector is saved with the parameter, under this name and a number.
 VECTOR = "vector_"
 
@@ -23,38 +24,59 @@ SAVED: dict[str, Any] = {
     for name, each in vars(module).items()
     if is_dataclass(each) and isinstance(each, type) and each.__module__ == module.__name__
 }
-"""What a state dict can name: all rules of ours. One of a user's own is not saved, and stays as it was constructed."""
+"""What a state dict can rebuild: all rules of ours, their states, and eigensolvers."""
+
+RULES = ("rank", "refresh_every", "damping", "eigensolver")
+"""The settings that may be a rule or a solver of a user's own, of which only the name is saved."""
 
 
-def plain(setting: Any) -> Any:
-    """Return a setting as plain data for a state dict: a policy becomes its name and its fields."""
-    if type(setting) in SAVED.values():
-        return {"policy": type(setting).__name__, **asdict(setting)}
-    return setting
+def plain(value: Any) -> Any:
+    """Return a rule of ours, or the state of one, as its name and its fields; anything else as it is."""
+    return {"policy": type(value).__name__, **asdict(value)} if type(value) in SAVED.values() else value
 
 
-def restored(setting: Any) -> Any:
-    """Return the setting that `plain` made plain data of."""
-    if not isinstance(setting, dict) or "policy" not in setting:
-        return setting
-    fields = {name: value for name, value in setting.items() if name != "policy"}
-    if setting["policy"] not in SAVED:
-        raise ValueError(f"the state dict names the policy {setting['policy']!r}, which this version does not have")
-    return SAVED[setting["policy"]](**fields)
+def name_of(value: Any) -> str:
+    """Return the name of a rule's class, or of a function."""
+    return getattr(value, "__name__", type(value).__name__)
+
+
+def plain_setting(name: str, value: Any) -> Any:
+    """Return a setting as plain data for a state dict."""
+    saved = plain(value)
+    is_own = name in RULES and saved is value and not (value is None or isinstance(value, str | Real | Tensor))
+    return {"policy": name_of(value)} if is_own else saved
+
+
+def restored(saved: Any, own: Any = None) -> Any:
+    """Return what `plain` made plain data of; of a user's own rule the one that the optimizer was constructed with."""
+    if not isinstance(saved, dict) or "policy" not in saved:
+        return saved
+    fields = {name: value for name, value in saved.items() if name != "policy"}
+    if saved["policy"] in SAVED:
+        return SAVED[saved["policy"]](**fields)
+    if name_of(own) != saved["policy"]:
+        raise ValueError(
+            f"the state dict names the policy {saved['policy']!r}, which is not one of ours; if it is one of your own, "
+            "construct the optimizer with it before load_state_dict"
+        )
+    return own
 
 
 def add_progress(saved: dict[str, Any], progress: Progress, params: Sequence[Tensor]) -> None:
     """Complete a state dict of torch's: settings as plain data, progress, and the vectors shaped like parameters."""
     groups, sketch = saved["param_groups"], progress.sketch
     for group in groups:
-        group.update({name: plain(value) for name, value in group.items()})
+        group.update({name: plain_setting(name, value) for name, value in group.items()})
     numbers = {name: value for name, value in vars(progress).items() if name not in ("sketch", "source_gradient")}
     groups[0]["progress"] = numbers | {
         "format": FORMAT,
         "non_finite_steps": int(progress.non_finite_steps),
         "has_warned": list(progress.has_warned),
+        "damping": plain(progress.damping),
+        "seen": plain(progress.seen),
         "values": sketch.values if sketch else [],
         "residuals": sketch.residuals if sketch else [],
+        "eta": sketch.damping if sketch else 0.0,
         "refreshed_at": sketch.step if sketch else -1,
     }
     wanted = groups[0]["rank"] if isinstance(groups[0]["rank"], int) else 0
@@ -79,13 +101,13 @@ def places_for_shares(params: Sequence[Tensor], count: int) -> dict[Tensor, dict
     return {p: {name: torch.zeros_like(p, dtype=dtype) for name in names} for p in params if p.requires_grad}
 
 
-def without_progress(saved: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what torch is to load of a state dict: policies instead of their names, and no vectors.
+def without_progress(saved: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what torch is to load of a state dict: rules instead of their names, and no vectors.
 
     torch casts all that it loads to the parameters' dtype, which would coarsen the sketch of a bfloat16 model.
     """
     groups = [
-        {name: restored(value) for name, value in group.items() if name != "progress"}
+        {name: restored(value, ours.get(name)) for name, value in group.items() if name != "progress"}
         for group in saved["param_groups"]
     ]
     state = {
@@ -129,7 +151,7 @@ def load_progress(saved: Mapping[str, Any], progress: Progress, params: Iterable
     """Take over saved progress, in place; what an older version did not save starts anew."""
     numbers = progress_in(saved)
     for name, value in vars(Progress()).items():
-        setattr(progress, name, numbers.get(name, value))
+        setattr(progress, name, restored(numbers.get(name, value)))
     progress.has_warned = list(numbers["has_warned"])
     indices = [index for group in saved["param_groups"] for index in group["params"]]
     entries = {param: saved["state"].get(index, {}) for index, param in zip(indices, params, strict=True)}
@@ -140,14 +162,14 @@ def load_progress(saved: Mapping[str, Any], progress: Progress, params: Iterable
 def loaded_sketch(numbers: Mapping[str, Any], shares: Mapping[Tensor, Mapping[str, Tensor]]) -> Sketch:
     """Return the sketch whose numbers and whose shares, by parameter, were saved."""
     params = FlatParams(shares)
-    storage = FlatParams.in_storage_order(params.params)
+    storage = FlatParams(storage_order(params.params))
     rows = torch.zeros(len(numbers["values"]), storage.length, dtype=storage.dtype, device=storage.device)
     for index, row in enumerate(rows):
         row.copy_(storage.join([shares[param][f"{VECTOR}{index}"] for param in storage.params]))
     return Sketch(
         values=list(numbers["values"]),
         residuals=list(numbers["residuals"]),
-        damping=numbers["damping"],
+        damping=numbers.get("eta", 0.0),
         step=numbers["refreshed_at"],
         params=params,
         rows=rows,

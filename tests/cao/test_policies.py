@@ -1,14 +1,14 @@
 import io
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 import torch
 from small_models import Quadratic, descend, fixed
 from torch import Tensor
 
-from cao import AtTheEdge, Eigenpairs, Every, Fixed, Lanczos, SubspaceIteration
+from cao import CAO, AtTheEdge, Eigenpairs, Every, Fixed, Lanczos, SubspaceIteration
 from cao.linalg.eigensolvers import SOLVERS, SolverName, SymmetricOperator, solved
 from cao.linalg.flat import SpreadSpace
 from cao.rules.damping import DAMPINGS, DampingName
@@ -75,16 +75,16 @@ def test_a_solver_that_takes_no_space_serves_one_process_and_is_refused_where_pa
 class Late:
     """A rule of a user's own: refresh at every third step."""
 
-    def heed(self, track: Track, gradient_norm: Callable[[], float]) -> None:
-        pass
+    def heed(self, state: Any, track: Track, gradient_norm: Callable[[], float]) -> Any:
+        return state
 
-    def is_due(self, track: Track) -> bool:
+    def is_due(self, state: Any, track: Track) -> bool:
         return track.age >= 3
 
-    def wants_refresh(self, track: Track, look: Callable[[], Look]) -> bool:
-        return True
+    def wants_refresh(self, state: Any, track: Track, look: Callable[[], Look]) -> tuple[bool, Any]:
+        return True, state
 
-    def is_overdue(self, track: Track) -> bool:
+    def is_overdue(self, state: Any, track: Track) -> bool:
         return False
 
 
@@ -95,7 +95,88 @@ def test_a_rule_of_a_users_own_needs_no_change_to_the_library():
     assert optimizer.counters.refreshes == 3
 
 
+@dataclass(frozen=True)
+class Patient(Late):
+    """A rule of a user's own with a state: each interval is a step longer than the one before."""
+
+    first: int = 1
+
+    def is_due(self, state: dict[str, list[int]] | None, track: Track) -> bool:
+        return track.age >= self.first + len(state["seen"] if state else [])
+
+    def wants_refresh(self, state, track: Track, look: Callable[[], Look]) -> tuple[bool, dict[str, list[int]]]:
+        return True, {"seen": [*(state["seen"] if state else []), track.steps]}
+
+
+@dataclass(frozen=True)
+class Rising(Fixed):
+    """A damping of a user's own with a state: it doubles at every refresh."""
+
+    def at_refresh(self, state, pairs, kept, size, weight_decay) -> list[float]:
+        return [2 * (state or [self.value])[0]]
+
+    def at_step(self, state, pace) -> float:
+        return (state or [self.value])[0]
+
+
+def through_file(saved: dict[str, Any]) -> dict[str, Any]:
+    """Return what comes back of a state dict that went through a file."""
+    file = io.BytesIO()
+    torch.save(saved, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+@pytest.mark.parametrize("stop", [1, 2, 5, 9])
+def test_rules_of_a_users_own_resume_with_their_states(stop):
+    rules = {"refresh_every": Patient(), "damping": Rising(0.1), "eigensolver": of_a_user}
+    whole = Quadratic()
+    optimizer = fixed(whole.params, 1e-3, rank=2, **rules)
+    descend(whole, optimizer, 14)
+    assert (optimizer.counters.refreshes, optimizer.sketch.damping) == (5, pytest.approx(0.1 * 2**5))
+    problem = Quadratic()
+    first = fixed(problem.params, 1e-3, rank=2, **rules)
+    descend(problem, first, stop)
+    saved = through_file(first.state_dict())
+    resumed = fixed(problem.params, 1.0, **rules)
+    resumed.load_state_dict(saved)
+    descend(problem, resumed, 14 - stop)
+    assert torch.equal(problem.theta, whole.theta)
+    assert resumed.counters == optimizer.counters
+
+
+def test_a_state_with_a_users_own_rule_needs_an_optimizer_that_has_it():
+    problem = Quadratic()
+    optimizer = fixed(problem.params, 1e-3, refresh_every=Patient())
+    descend(problem, optimizer, 3)
+    with pytest.raises(ValueError, match="names the policy 'Patient', which is not one of ours; if it is one of your"):
+        fixed(problem.params, 1e-3).load_state_dict(through_file(optimizer.state_dict()))
+
+
+def test_a_question_changes_no_rule_and_no_state():
+    problem = Quadratic()
+    optimizer = CAO(problem.params, 0.1)
+    descend(problem, optimizer, 5)
+    before = str(optimizer.state_dict())
+    for _ in range(3):
+        assert optimizer.is_refresh_due in (True, False)
+        str(optimizer.report())
+    assert str(optimizer.state_dict()) == before
+
+
+@pytest.mark.parametrize(("rule", "other"), [(5, "auto"), ("auto", 5), (Patient(), "auto")])
+def test_another_rule_may_take_over_in_the_middle_of_a_run(rule, other):
+    problem = Quadratic()
+    optimizer = CAO(problem.params, 0.01, refresh_every=rule)
+    descend(problem, optimizer, 8)
+    optimizer.param_groups[0]["refresh_every"] = other
+    before = optimizer.counters
+    descend(problem, optimizer, 8)
+    after = optimizer.counters
+    assert after.refreshes + after.looks > before.refreshes + before.looks
+
+
 def test_an_unknown_policy_in_a_state_dict_is_named():
-    with pytest.raises(ValueError, match="names the policy 'Clairvoyant', which this version does not have"):
+    with pytest.raises(ValueError, match="names the policy 'Clairvoyant', which is not one of ours"):
         restored({"policy": "Clairvoyant"})
     assert plain(0.3) == restored(0.3) == 0.3

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from cao import Eigenpairs, precondition
+from cao import Damped, Eigenpairs, precondition
 
 RULES = {"magnitude": torch.abs, "clip": lambda values: values.clamp_min(0), "signed": lambda values: values}
 
@@ -65,3 +65,20 @@ def test_a_huge_eigenvalue_projects_its_direction_out():
     gradient = torch.ones(5, dtype=torch.float64)
     update = precondition(gradient, sketch, 0.1, scaling="unit")
     torch.testing.assert_close(update, gradient - sketch.vectors[:, 0] * (sketch.vectors[:, 0] @ gradient))
+
+
+@pytest.mark.parametrize("rank", [0, 3, 6])
+@pytest.mark.parametrize("scaling", ["inverse-damping", "unit"])
+def test_the_whole_matrix_is_the_inverse_also_of_a_sketch_of_nothing_and_of_everything(rank, scaling):
+    sketch, damping = sketch_with([50.0, 20.0, -8.0, 3.0, 0.5, 0.1][:rank], 6), 0.3
+    P = Damped.of(sketch.values, sketch.vectors, damping, scaling=scaling, brake=0.5)
+    expected = 0.5 * torch.linalg.inv(dense(sketch, damping, "magnitude")) * (damping if scaling == "unit" else 1)
+    torch.testing.assert_close(P.dense(), expected)
+    torch.testing.assert_close(P @ torch.eye(6).double(), expected)
+
+
+def test_rounding_of_the_complement_does_not_drown_a_complete_sketch_of_tiny_damping():
+    sketch = sketch_with([1e6, 1e3, 1.0], 3)
+    gradient = sketch.vectors @ torch.tensor([1.0, 1.0, 1.0], dtype=torch.float64)
+    expected = sketch.vectors @ (1 / (sketch.values + 1e-12))
+    torch.testing.assert_close(precondition(gradient, sketch, 1e-12), expected, rtol=1e-8, atol=1e-8)

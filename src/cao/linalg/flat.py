@@ -54,11 +54,6 @@ class FlatParams:
         self.scales = [self.space.scale(p) for p in self.params]
         """Factors of the parameters' pieces in vectors: 1, or less where other processes hold the same piece."""
 
-    @classmethod
-    def in_storage_order(cls, params: Iterable[Tensor]) -> "FlatParams":
-        """Return the parameters in the order of the sketch."""
-        return cls(storage_order(params))
-
     @property
     def device(self) -> torch.device:
         """The device of the parameters."""

@@ -110,12 +110,12 @@ class Pairs:
         costs four passes over the buffers.
         """
         if not self._state["order"]:
-            return self._damped_inverse(gradient)
+            return self._initial(gradient) @ gradient
         order = torch.tensor(self._state["order"], device=gradient.device)
         steps, changes = self._state["steps"][: len(order)], self._state["changes"][: len(order)]
         triangle = self._state["products"][order[:, None], order]
         alpha = solve(triangle, (steps @ gradient)[order], upper=True)
-        product = self._damped_inverse(gradient - combine(changes, order, alpha))
+        product = self._initial(gradient) @ (gradient - combine(changes, order, alpha))
         beta = solve(triangle.T, triangle.diagonal() * alpha - (changes @ product)[order], upper=False)
         return product + combine(steps, order, beta)
 
@@ -128,7 +128,7 @@ class Pairs:
 
         Without the recursion, with S and Y as rows, A = R⁻¹S and G = YH₀, it is H₀ + Aᵀ(D + YGᵀ)A − AᵀG − GᵀA.
         """
-        initial = self._dense_damped_inverse()
+        initial = self._initial(self._state["steps"][0]).dense()
         order = torch.tensor(self._state["order"], device=initial.device)
         steps, changes = self._state["steps"][order], self._state["changes"][order]
         triangle = self._state["products"][order[:, None], order].triu()
@@ -152,23 +152,10 @@ class Pairs:
             state["steps"][: len(kept)], state["changes"][: len(kept)] = old["steps"][kept], old["changes"][kept]
             state["products"][: len(kept), : len(kept)] = old["products"][kept][:, kept]
 
-    def _damped_inverse(self, vector: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
-        """Return (B + ηI)⁻¹ v: captured directions are scaled by 1/(λ + η), the complement by 1/η."""
-        if self.vectors is None:
-            return vector / self.damping
-        if self.is_complete:  # There is no complement; its rounding errors, divided by η, would drown the rest.
-            return self.vectors.T @ (self.vectors @ vector / (self.values + self.damping).to(vector))
-        return Damped.of(self.values, self.vectors.T, self.damping) @ vector
-
-    def _dense_damped_inverse(self) -> Float[Tensor, "n n"]:
-        """Return (B + ηI)⁻¹ as a matrix."""
-        steps = self._state["steps"]
-        identity = torch.eye(steps.shape[1], dtype=steps.dtype, device=steps.device)
-        if self.vectors is None:
-            return identity / self.damping
-        if self.is_complete:
-            return (self.vectors.T / (self.values + self.damping).to(steps)) @ self.vectors
-        return Damped.of(self.values, self.vectors.T, self.damping) @ identity
+    def _initial(self, like: Float[Tensor, " n"]) -> Damped:
+        """Return H₀ = (B + ηI)⁻¹; I/η without a sketch."""
+        rows = like.new_zeros(0, len(like)) if self.vectors is None else self.vectors
+        return Damped.of(self.values, rows.T, self.damping)
 
     def _fit_damping(self, captured: Float[Tensor, " k"], total: float, target: float, precision: float) -> None:
         """Add what the newest pair says, and solve for η."""

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Protocol, TypeAlias, runtime_checkable
+from typing import Any, ClassVar, Literal, Protocol, TypeAlias, runtime_checkable
 
 import torch
 
@@ -12,7 +12,11 @@ from cao.sketch.damped import NegativeCurvature, Scaling
 
 @runtime_checkable
 class Damping(Protocol):
-    """How η is chosen: a number measured at each refresh, and what becomes of it at each step."""
+    """How η is chosen: what is measured at each refresh, and what becomes of it at each step.
+
+    A rule is a frozen value. What it has measured is a state of its own: None at first, then what `at_refresh` returned
+    last. It is saved with the optimizer, so it is to be made of numbers, strings, lists and dicts.
+    """
 
     scaling: ClassVar[Scaling]
     """What the rule is made for, where the user does not say otherwise."""
@@ -23,15 +27,15 @@ class Damping(Protocol):
         """Return the smallest curvature that is worth capturing."""
         ...
 
-    def at_refresh(self, pairs: Eigenpairs, kept: int, size: int, weight_decay: float) -> float:
-        """Return what is to be known of a new sketch over so many parameters.
+    def at_refresh(self, state: Any, pairs: Eigenpairs, kept: int, size: int, weight_decay: float) -> Any:
+        """Return the state after a refresh: what is to be known of a new sketch over so many parameters.
 
         Of the pairs found, the sharpest first, so many are kept.
         """
         ...
 
-    def at_step(self, measured: float | None, pace: "Pace") -> float:
-        """Return η for a step, by what was measured at the last refresh; None before there was one."""
+    def at_step(self, state: Any, pace: "Pace") -> float:
+        """Return η for a step."""
         ...
 
     def brake(self, damping: float, pace: "Pace") -> float:
@@ -72,11 +76,11 @@ class Fixed:
         """Return η: directions below it move as the complement does."""
         return self.value
 
-    def at_refresh(self, pairs: Eigenpairs, kept: int, size: int, weight_decay: float) -> float:
+    def at_refresh(self, state: Any, pairs: Eigenpairs, kept: int, size: int, weight_decay: float) -> float:
         """Measure nothing."""
         return self.value
 
-    def at_step(self, measured: float | None, pace: Pace) -> float:
+    def at_step(self, state: Any, pace: Pace) -> float:
         """Return the chosen value."""
         return self.value
 
@@ -104,7 +108,7 @@ class AtTheEdge:
         """Return 1/lr, above which a plain step overshoots."""
         return 1 / pace.rate if pace.rate > 0 else math.inf
 
-    def at_refresh(self, pairs: Eigenpairs, kept: int, size: int, weight_decay: float) -> float:
+    def at_refresh(self, state: Any, pairs: Eigenpairs, kept: int, size: int, weight_decay: float) -> float:
         """Return the curvature that is to be expected outside the sketch, weight decay included."""
         following = kept if kept < len(pairs.values) else int(pairs.values.abs().argmin())
         has_all = kept == size
@@ -114,9 +118,9 @@ class AtTheEdge:
         rounding = 8 * torch.finfo(pairs.vectors.dtype).eps * float(pairs.values.abs().max())
         return max(outside, rounding) + weight_decay
 
-    def at_step(self, measured: float | None, pace: Pace) -> float:
+    def at_step(self, state: Any, pace: Pace) -> float:
         """Return 1/lr, or what keeps the curvature outside the sketch below the edge."""
-        return max(self.need(pace), (measured or 0.0) / (self.safety * pace.edge))
+        return max(self.need(pace), (state or 0.0) / (self.safety * pace.edge))
 
     def brake(self, damping: float, pace: Pace) -> float:
         """Return the rate 1/η over the rate that was asked for."""

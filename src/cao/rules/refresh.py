@@ -1,9 +1,9 @@
-"""When the sketch is renewed: rules as values, and what they have seen so far."""
+"""When the sketch is renewed: rules as values, what they are told and what they have seen."""
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal, Protocol, TypeAlias, runtime_checkable
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 # What a product with the Hessian costs, in gradients; 2 to 5 were measured (docs/performance.md).
 PRICE = 4.0
@@ -15,7 +15,7 @@ HORIZON = 10
 
 @dataclass
 class Track:
-    """What a refresh rule uses: plain numbers, which are saved with the optimizer."""
+    """What a refresh rule is told of a run."""
 
     steps: int = 0
     attempted_at: int = -1
@@ -26,28 +26,11 @@ class Track:
     """Directions of the sketch that steps make use of."""
     later_products: int = 0
     """Products since the first refresh."""
-    interval: int = 0
-    """Steps to the next look, as a rule has set it; 0 before it has."""
-    first_looks: int = 0
-    """Looks one step after a refresh, from which noise and spread are known."""
-    noise: float = 0.0
-    """How much the curvature of one batch differs from that of the next, as `Look.drift` measures it."""
-    spread: float = 0.0
-    """The relative variance of the curvature along a captured direction from batch to batch."""
-    gradient: float = 0.0
-    """The running mean of the gradient's norm; 0 before there is one."""
-    is_alarmed: bool = False
-    """Whether the last gradient was far larger than that."""
 
     @property
     def age(self) -> int:
         """Steps since the last attempt to refresh."""
         return self.steps - self.attempted_at
-
-    @property
-    def is_first_look(self) -> bool:
-        """Whether there was no look at the curvature since the last attempt to refresh."""
-        return self.looked_at == self.attempted_at
 
 
 @dataclass(frozen=True)
@@ -71,45 +54,72 @@ class Look:
 
 @runtime_checkable
 class Refresh(Protocol):
-    """When the sketch is renewed."""
+    """When the sketch is renewed.
 
-    def heed(self, track: Track, gradient_norm: Callable[[], float]) -> None:
-        """Take note of a step's gradient; to ask for its norm waits for the device."""
+    A rule is a frozen value. What it has seen is a state of its own: None at first, then what the rule returned last.
+    It is saved with the optimizer, so it is to be made of numbers, strings, lists and dicts.
+    """
+
+    def heed(self, state: Any, track: Track, gradient_norm: Callable[[], float]) -> Any:
+        """Return the state after a step's gradient; to ask for its norm waits for the device."""
         ...
 
-    def is_due(self, track: Track) -> bool:
+    def is_due(self, state: Any, track: Track) -> bool:
         """Whether to look at the curvature now, which may end in a refresh."""
         ...
 
-    def wants_refresh(self, track: Track, look: Callable[[], Look]) -> bool:
-        """Whether to refresh now; a look costs one or two products."""
+    def wants_refresh(self, state: Any, track: Track, look: Callable[[], Look]) -> tuple[bool, Any]:
+        """Return whether to refresh now, and the state after that; a look costs one or two products."""
         ...
 
-    def is_overdue(self, track: Track) -> bool:
+    def is_overdue(self, state: Any, track: Track) -> bool:
         """Whether a look has been due for so long that `refresh_if_due` does not seem to be called."""
         ...
 
 
 @dataclass(frozen=True)
 class Every:
-    """A refresh at a fixed interval."""
+    """A refresh at a fixed interval, without a look; it has no state."""
 
     steps: int
 
-    def heed(self, track: Track, gradient_norm: Callable[[], float]) -> None:
+    def heed(self, state: Any, track: Track, gradient_norm: Callable[[], float]) -> None:
         """Take no note."""
 
-    def is_due(self, track: Track) -> bool:
+    def is_due(self, state: Any, track: Track) -> bool:
         """Whether the interval has passed."""
         return track.age >= self.steps
 
-    def wants_refresh(self, track: Track, look: Callable[[], Look]) -> bool:
-        """Refresh without a look."""
-        return True
+    def wants_refresh(self, state: Any, track: Track, look: Callable[[], Look]) -> tuple[bool, None]:
+        """Refresh."""
+        return True, None
 
-    def is_overdue(self, track: Track) -> bool:
+    def is_overdue(self, state: Any, track: Track) -> bool:
         """Whether the interval has passed twice."""
         return track.age >= 2 * self.steps
+
+
+@dataclass(frozen=True)
+class Seen:
+    """The state of `OnDrift`."""
+
+    interval: int = 0
+    """Steps to the next look; 0 before there was one."""
+    first_looks: int = 0
+    """Looks one step after a refresh, from which noise and spread are known."""
+    noise: float = 0.0
+    """How much the curvature of one batch differs from that of the next, as `Look.drift` measures it."""
+    spread: float = 0.0
+    """The relative variance of the curvature along a captured direction from batch to batch."""
+    gradient: float = 0.0
+    """The running mean of the gradient's norm; 0 before there is one."""
+    is_alarmed: bool = False
+    """Whether the last gradient was far larger than that."""
+
+    @classmethod
+    def of(cls, state: Any) -> "Seen":
+        """Return the state if it is one, and that of the beginning for None or for the state of another rule."""
+        return state if isinstance(state, cls) else cls()
 
 
 @dataclass(frozen=True)
@@ -137,73 +147,76 @@ class OnDrift:
     alarm: float = 3.0
     """How much larger than its running mean a gradient is that calls for a refresh at once, if batches agree."""
 
-    def heed(self, track: Track, gradient_norm: Callable[[], float]) -> None:
+    def heed(self, state: Any, track: Track, gradient_norm: Callable[[], float]) -> Seen:
         """Compare the gradient with its running mean, which it then becomes part of."""
-        if self._is_noisy(track) or not math.isfinite(norm := gradient_norm()):
-            return
-        mean = track.gradient or norm
-        track.is_alarmed = norm > self.alarm * mean
-        track.gradient = norm if track.is_alarmed else mean + (norm - mean) / HORIZON
+        seen = Seen.of(state)
+        if self._is_noisy(seen) or not math.isfinite(norm := gradient_norm()):
+            return seen
+        mean = seen.gradient or norm
+        is_alarmed = norm > self.alarm * mean
+        return replace(seen, is_alarmed=is_alarmed, gradient=norm if is_alarmed else mean + (norm - mean) / HORIZON)
 
-    def is_due(self, track: Track) -> bool:
+    def is_due(self, state: Any, track: Track) -> bool:
         """Whether it is time to look again and the budget allows it."""
-        is_alarmed = self._is_alarmed(track)
-        if self._unpaid(track) > CREDIT + (self.exact_budget * track.steps if is_alarmed else 0.0):
+        seen = Seen.of(state)
+        is_alarmed = self._is_alarmed(seen)
+        if self._unpaid(seen, track) > CREDIT + (self.exact_budget * track.steps if is_alarmed else 0.0):
             return False
-        wait = 1 if track.is_first_look else max(track.interval, self.shortest)
-        return is_alarmed or track.steps - track.looked_at >= wait or self._is_old(track)
+        is_first = track.looked_at == track.attempted_at
+        wait = 1 if is_first else max(seen.interval, self.shortest)
+        return is_alarmed or track.steps - track.looked_at >= wait or self._is_old(seen, track)
 
-    def wants_refresh(self, track: Track, look: Callable[[], Look]) -> bool:
+    def wants_refresh(self, state: Any, track: Track, look: Callable[[], Look]) -> tuple[bool, Seen]:
         """Whether the sketch has turned, is too old, or no longer keeps the steps stable."""
-        is_first, is_stale = track.is_first_look, self._is_old(track) or self._is_alarmed(track)
+        seen = Seen.of(state)
+        is_stale = self._is_old(seen, track) or self._is_alarmed(seen)
         if not is_stale:
-            seen = look()
-            if not seen.is_finite:
-                return False
+            found = look()
+            if not found.is_finite:
+                return False, seen
+            is_first = track.looked_at == track.attempted_at
             if is_first:
-                self._learn(track, seen)
+                seen = self._learnt(seen, found)
             # A direction that is only watched may turn.
-            has_turned = not is_first and track.captured > 0 and seen.drift > self.bound
-            is_stale = seen.is_unstable or seen.is_needed or has_turned
-        is_calm = not is_stale and track.captured == 0
-        if self._is_noisy(track) or not is_stale:
-            track.interval = min(max((4 if is_calm else 2) * track.interval, self.shortest), self.longest)
-        else:
-            track.interval = max(track.interval // 2, self.shortest)
-        return is_stale
+            has_turned = not is_first and track.captured > 0 and found.drift > self.bound
+            is_stale = found.is_unstable or found.is_needed or has_turned
+        interval = seen.interval // 2
+        if self._is_noisy(seen) or not is_stale:
+            is_calm = not is_stale and track.captured == 0
+            interval = min((4 if is_calm else 2) * seen.interval, self.longest)
+        return is_stale, replace(seen, interval=max(interval, self.shortest))
 
-    def _is_noisy(self, track: Track) -> bool:
+    def is_overdue(self, state: Any, track: Track) -> bool:
+        """Whether there was no look for twice the longest interval."""
+        return track.steps - track.looked_at >= 2 * self.longest and self.is_due(state, track)
+
+    def _is_noisy(self, seen: Seen) -> bool:
         """Whether batches disagree on the curvature, or it is not known yet."""
-        return track.first_looks == 0 or track.noise > self.bound
+        return seen.first_looks == 0 or seen.noise > self.bound
 
-    def _unpaid(self, track: Track) -> float:
+    def _unpaid(self, seen: Seen, track: Track) -> float:
         """Return what curvature has cost beyond the budget, in gradients."""
-        share = self.budget if self._is_noisy(track) else self.exact_budget
+        share = self.budget if self._is_noisy(seen) else self.exact_budget
         return track.later_products * PRICE - share * track.steps
 
-    def _is_old(self, track: Track) -> bool:
+    def _is_old(self, seen: Seen, track: Track) -> bool:
         """Whether the sketch is to be renewed for its age; the credit is not for that."""
-        return track.age >= self.longest and self._unpaid(track) <= 0
+        return track.age >= self.longest and self._unpaid(seen, track) <= 0
 
-    def _is_alarmed(self, track: Track) -> bool:
+    def _is_alarmed(self, seen: Seen) -> bool:
         """Whether the gradient has grown suddenly, which noise does not explain."""
-        return track.is_alarmed and not self._is_noisy(track)
+        return seen.is_alarmed and not self._is_noisy(seen)
 
-    def _learn(self, track: Track, seen: Look) -> None:
-        """Learn from a first look what is noise.
+    def _learnt(self, seen: Seen, found: Look) -> Seen:
+        """Return what is known of noise after a first look.
 
         A large step changes the curvature too, so the smallest drift seen counts, and may rise only slowly. The first
         look of all, after the longest step, says nothing about the spread.
         """
-        is_new = track.first_looks == 0
-        track.noise = seen.drift if is_new else min(seen.drift, 1.25 * track.noise)
-        squared = 0.0 if is_new else (track.spread + seen.change**2) / 2
-        track.spread = min(squared, track.noise**2)
-        track.first_looks += 1
-
-    def is_overdue(self, track: Track) -> bool:
-        """Whether there was no look for twice the longest interval."""
-        return track.steps - track.looked_at >= 2 * self.longest and self.is_due(track)
+        is_new = seen.first_looks == 0
+        noise = found.drift if is_new else min(found.drift, 1.25 * seen.noise)
+        squared = 0.0 if is_new else (seen.spread + found.change**2) / 2
+        return replace(seen, noise=noise, spread=min(squared, noise**2), first_looks=seen.first_looks + 1)
 
 
 RefreshName: TypeAlias = Literal["auto"]

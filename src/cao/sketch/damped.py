@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias, cast, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -26,25 +26,31 @@ STRETCH = 1 << 20
 
 @dataclass(frozen=True)
 class Damped:
-    """P = (B + ηI)⁻¹ of a sketch B = V diag(λ) Vᵀ: the only place where it is applied to a whole vector.
+    """P = (B + ηI)⁻¹ of a sketch B = V diag(λ) Vᵀ: the only place where it is applied.
 
     It is (I + V diag(gains) Vᵀ)/divisor, from 1/(λ + η) = (1 − λ/(λ + η))/η: captured directions gain −λ/(λ + η).
     """
 
-    vectors: Float[Tensor, "n k"]
+    vectors: Float[Tensor, "n k"] | None
+    """None for a step on parameters, which has their rows in stretches."""
     gains: Float[Tensor, " k"]
+    divisors: Float[Tensor, " k"]
+    """What captured directions are divided by: λ + η, or (λ + η)/η for ηP."""
     divisor: float
-    """η, or 1 for ηP, with which the complement takes an SGD step."""
+    """What the complement is divided by: η, or 1 for ηP, with which it takes an SGD step."""
+    brake: float = 1.0
+    """A factor that makes every step shorter."""
 
     @classmethod
     def of(
         cls,
         values: Float[Tensor, " k"],
-        vectors: Float[Tensor, "n k"],
+        vectors: Float[Tensor, "n k"] | None,
         damping: float,
         *,
         negative_curvature: NegativeCurvature = "magnitude",
         scaling: Scaling = "inverse-damping",
+        brake: float = 1.0,
     ) -> "Damped":
         """Return (B + ηI)⁻¹, or η(B + ηI)⁻¹ with unit scaling.
 
@@ -52,14 +58,61 @@ class Damped:
         rounding is left to the complement.
         """
         curvature = {"magnitude": values.abs(), "clip": values.clamp_min(0), "signed": values}[negative_curvature]
-        gains = -(curvature / (curvature + damping))
-        gains = torch.where(is_singular(curvature, damping), torch.zeros_like(gains), gains)
-        return cls(vectors, gains.to(vectors), damping if scaling == "inverse-damping" else 1.0)
+        curvature = torch.where(is_singular(curvature, damping), 0, curvature)
+        shifted, divisor = curvature + damping, damping if scaling == "inverse-damping" else 1.0
+        return cls(vectors, -(curvature / shifted), shifted * (divisor / damping), divisor, brake)
+
+    @property
+    def base(self) -> float:
+        """What the complement is multiplied by."""
+        return 1 / self.divisor * self.brake
 
     def __matmul__(self, columns: Tensor) -> Tensor:
         """Return P times a vector or a block of columns."""
-        gains = self.gains if columns.ndim == 1 else self.gains.unsqueeze(1)
-        return (columns + self.vectors @ (gains * (self.vectors.T @ columns))) / self.divisor
+        V = cast(Tensor, self.vectors)
+        gains, divisors = (d.to(V) if columns.ndim == 1 else d.to(V).unsqueeze(1) for d in (self.gains, self.divisors))
+        if V.shape[0] == V.shape[1]:
+            # There is no complement; its rounding errors, divided by η, would drown the rest.
+            return V @ (V.T @ columns / divisors) * self.brake
+        return (columns + V @ (gains * (V.T @ columns))) / self.divisor * self.brake
+
+    def dense(self) -> Float[Tensor, "n n"]:
+        """Return the whole matrix."""
+        V = cast(Tensor, self.vectors)
+        if V.shape[0] == V.shape[1]:
+            return (V / self.divisors.to(V)) @ V.T * self.brake
+        return self @ torch.eye(len(V), dtype=V.dtype, device=V.device)
+
+    def step(
+        self, stretches: Sequence["Stretch"], max_update_norm: float | None = None, space: Space = HERE
+    ) -> Tensor | None:
+        """Move every parameter: buf ← P̄(β·buf + g), θ ← θ − lr·base·buf, for P = base·P̄ and P̄ = I + V diag(gains) Vᵀ.
+
+        Momentum goes through the preconditioner, which keeps it stable when the sketch changes (docs/theory.md);
+        without momentum this is θ ← θ − lr·P g. With different rates D^-½ P̄ D^½ stands for P̄, since diag(lr)·P need
+        not descend.
+
+        An entry of the gradient that is not finite would spread to all parameters through V: then P̄ = I is taken, and
+        the tensor returned, which is not read here so that nothing waits for the device, is false.
+        """
+        clip, base, gains = None, self.base, self.gains.tolist()
+        if max_update_norm is not None:
+            weights, _ = projected(stretches, gains, lambda stretch: stretch.slope(None), space)
+            clip = clip_factor(stretches, weights, max_update_norm / base, space)
+        for stretch in stretches:
+            if stretch.buffers:
+                torch._foreach_mul_(stretch.buffers, stretch.settings["momentum"])
+                stretch.add(stretch.buffers, 1.0, stretch.slope(clip), ())
+        weights, is_finite = projected(stretches, gains, lambda stretch: stretch.average(clip), space)
+        # Backwards, because what was multiplied last is still in the cache.
+        for stretch in reversed(stretches):
+            stretch.move(base, weights, clip)
+        if stretches and stretches[0].settings["nesterov"]:
+            weights, _ = projected(stretches, gains, lambda stretch: stretch.look_ahead(clip), space)
+            for stretch in stretches:
+                factor = -float(stretch.settings["lr"]) * base
+                stretch.add(stretch.params, factor, stretch.look_ahead(clip), weights)
+        return is_finite
 
 
 def is_singular(values: Float[Tensor, " k"], damping: float) -> Tensor:
@@ -93,8 +146,10 @@ class Stretch:
     settings: Mapping[str, Any]
     root: float
     """The entries of D^½ here: √(lr / largest lr), times the scale of the rows."""
-    scale: float = 1.0
+    scale: float
     """The factor of entries here in the rows, by which norms count them too."""
+    dtype: torch.dtype
+    """The precision of the sketch, or of the gradient where it does not reach."""
 
     def slope(self, clip: Tensor | None) -> Float[Tensor, " n"]:
         """Return the gradient with weight decay and clipping, in the precision of the sketch."""
@@ -102,7 +157,7 @@ class Stretch:
         decay = self.settings["weight_decay"]
         if decay != 0:
             gradient = gradient.add(flattened(self.params), alpha=decay)
-        gradient = gradient.to(self.rows[0].dtype) if self.rows else gradient
+        gradient = gradient.to(self.dtype)
         return gradient if clip is None else gradient * clip
 
     def average(self, clip: Tensor | None) -> Float[Tensor, " n"]:
@@ -118,7 +173,7 @@ class Stretch:
         """Add factor · (vector + V·weights) to targets that are shaped like the parameters."""
         target = targets[0]
         # Term by term, without a vector for the sum, where the target is one flat piece of the right precision.
-        is_direct = len(targets) == 1 and target.ndim == 1 and (not self.rows or self.rows[0].dtype == target.dtype)
+        is_direct = len(targets) == 1 and target.ndim == 1 and (not self.rows or self.dtype == target.dtype)
         total = target if is_direct else torch.zeros_like(self.gradient, dtype=self.dtype)
         scale = factor if is_direct else 1.0
         if vector is not None:
@@ -132,70 +187,23 @@ class Stretch:
             parts = [p if each.ndim == 1 else p.view(each.shape) for p, each in zip(pieces, targets, strict=True)]
             torch._foreach_add_(targets, parts, alpha=factor)
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """The precision of the sketch, or of the gradient where it does not reach."""
-        return self.rows[0].dtype if self.rows else self.gradient.dtype
-
-
-def check_gradients(params: Sequence[Tensor]) -> None:
-    """Refuse gradients that cannot be multiplied by a preconditioner."""
-    if any(p.grad is not None and p.grad.is_sparse for p in params):
-        raise ValueError("CAO needs dense gradients, got a sparse one; build the embedding with sparse=False")
+    def move(self, base: float, weights: Sequence[Tensor], clip: Tensor | None) -> None:
+        """Apply the sketch's part of the update, and the learning rate; Nesterov's step looks ahead first."""
+        factor, is_plain = -float(self.settings["lr"]) * base, not self.settings["nesterov"]
+        if not self.buffers:
+            if is_plain:
+                self.add(self.params, factor, self.slope(clip), weights)
+            return
+        if self.rows:
+            self.add(self.buffers, 1.0, None, weights)
+        if is_plain:
+            torch._foreach_add_(self.params, self.buffers, alpha=factor)
 
 
 def gradient_norm(params: Sequence[Tensor], space: Space) -> float:
     """Return the norm of the whole gradient, at the price of a host synchronisation; replicas have the same."""
     parts = [local(p.grad, p).norm() * space.scale(p) for p in params if p.grad is not None]
     return float(space.length(torch.stack(parts).norm())) if parts else 0.0
-
-
-def take_step(
-    stretches: Sequence[Stretch],
-    base: float,
-    gains: Sequence[float],
-    max_update_norm: float | None,
-    space: Space = HERE,
-) -> Tensor | None:
-    """Move every parameter: buf ← P̄(β·buf + g), θ ← θ − lr·base·buf, where P = base·P̄ and P̄ = I + V diag(gains) Vᵀ.
-
-    Momentum goes through the preconditioner, which keeps it stable when the sketch changes (docs/theory.md); without
-    momentum this is θ ← θ − lr·P g. With different rates D^-½ P̄ D^½ stands for P̄, since diag(lr)·P need not descend.
-
-    An entry of the gradient that is not finite would spread to all parameters through V: then P̄ = I is taken, and the
-    tensor returned, which is not read here so that nothing waits for the device, is false.
-    """
-    clip = None
-    if max_update_norm is not None:
-        weights, _ = projected(stretches, gains, lambda stretch: stretch.slope(None), space)
-        clip = clip_factor(stretches, weights, max_update_norm / base, space)
-    for stretch in stretches:
-        if stretch.buffers:
-            torch._foreach_mul_(stretch.buffers, stretch.settings["momentum"])
-            stretch.add(stretch.buffers, 1.0, stretch.slope(clip), ())
-    weights, is_finite = projected(stretches, gains, lambda stretch: stretch.average(clip), space)
-    # Backwards, because what was multiplied last is still in the cache.
-    for stretch in reversed(stretches):
-        move(stretch, base, weights, clip)
-    if stretches and stretches[0].settings["nesterov"]:
-        weights, _ = projected(stretches, gains, lambda stretch: stretch.look_ahead(clip), space)
-        for stretch in stretches:
-            factor = -float(stretch.settings["lr"]) * base
-            stretch.add(stretch.params, factor, stretch.look_ahead(clip), weights)
-    return is_finite
-
-
-def move(stretch: Stretch, base: float, weights: Sequence[Tensor], clip: Tensor | None) -> None:
-    """Apply the sketch's part of the update, and the learning rate."""
-    lr = float(stretch.settings["lr"])
-    if not stretch.buffers:
-        if not stretch.settings["nesterov"]:
-            stretch.add(stretch.params, -lr * base, stretch.slope(clip), weights)
-        return
-    if stretch.rows:
-        stretch.add(stretch.buffers, 1.0, None, weights)
-    if not stretch.settings["nesterov"]:
-        torch._foreach_add_(stretch.params, stretch.buffers, alpha=-lr * base)
 
 
 def projected(
@@ -235,28 +243,36 @@ def clip_factor(stretches: Sequence[Stretch], weights: Sequence[Tensor], limit: 
     return torch.clamp(limit / space.length(torch.stack(norms).norm()), max=1.0).nan_to_num(nan=0.0)
 
 
-def stretches_of(
-    groups: Sequence[Mapping[str, Any]],
-    places: Mapping[Tensor, int],
-    vectors: Float[Tensor, "k n"] | None,
-    state: State,
-    space: Space = HERE,
-) -> Iterator[Stretch]:
-    """Cut and join all parameters that have a gradient into stretches.
+@runtime_checkable
+class Vectors(Protocol):
+    """The eigenvectors of a sketch, as rows, in which each parameter begins at its place."""
 
-    The vectors of the sketch are rows, in which each parameter begins at its place.
-    """
+    @property
+    def rows(self) -> Float[Tensor, "k n"]:
+        """The rows."""
+        ...
+
+    @property
+    def places(self) -> Mapping[Tensor, int]:
+        """The places."""
+        ...
+
+
+def stretches_of(
+    groups: Sequence[Mapping[str, Any]], sketch: Vectors | None, state: State, space: Space = HERE
+) -> Iterator[Stretch]:
+    """Cut and join all parameters that have a gradient into stretches."""
     highest = max(float(group["lr"]) for group in groups)
     for group in groups:
         lr, has_momentum = float(group["lr"]), group["momentum"] != 0
         # A group with rate 0 stands still, outside the sketch; its momentum goes on, as in SGD.
         is_still = lr == 0 and highest > 0
         rate = 1.0 if is_still or highest == 0 else math.sqrt(lr / highest)
-        own_places = {} if is_still or vectors is None else places
-        for run in neighbours(group["params"], own_places, space):
+        places = {} if is_still or sketch is None else sketch.places
+        for run in neighbours(group["params"], places, space):
             own, gradients = [local(p) for p in run], [local(p.grad, p) for p in run]
             buffers = [local(momentum_buffer(state[p], p)) for p in run] if has_momentum else []
-            place, scale = own_places.get(run[0]), space.scale(run[0])
+            place, scale = places.get(run[0]), space.scale(run[0])
             if len(run) > 1 or not all(tensor.is_contiguous() for tensor in (*own, *gradients, *buffers)):
                 pieces = [(own, flattened(gradients), buffers)]
             else:
@@ -264,10 +280,11 @@ def stretches_of(
                 pieces = [([param], gradient, buffer) for param, gradient, *buffer in zip(*cut, strict=True)]
             sizes = [gradient.numel() for _, gradient, _ in pieces]
             blocks: Sequence[Sequence[Tensor]] = [()] * len(pieces)
-            if vectors is not None and place is not None:
-                blocks = [block.unbind() for block in vectors.narrow(1, place, sum(sizes)).split(sizes, dim=1)]
+            if sketch is not None and place is not None:
+                blocks = [block.unbind() for block in sketch.rows.narrow(1, place, sum(sizes)).split(sizes, dim=1)]
             for (params, gradient, averages), rows in zip(pieces, blocks, strict=True):
-                yield Stretch(params, averages, gradient, rows, group, rate * scale, scale)
+                precision = (rows[0] if rows else gradient).dtype
+                yield Stretch(params, averages, gradient, rows, group, rate * scale, scale, precision)
 
 
 def momentum_buffer(own: dict[str, Any], param: Tensor) -> Tensor:

@@ -15,9 +15,9 @@ from cao import advice
 from cao.autograd.isolation import check_not_joining
 from cao.curvature.hessian import LossFunction, operator_for
 from cao.curvature.operators import AllReduced, ParameterOperator, agreed, check_replicas
-from cao.linalg.columns import Eigenpairs, Space, generator_for, inner_products, precise
+from cao.linalg.columns import Eigenpairs, generator_for, inner_products, precise
 from cao.linalg.eigensolvers import eigensolver_for, solved
-from cao.linalg.flat import FlatParams, space_of
+from cao.linalg.flat import FlatParams, space_of, storage_order
 from cao.rules.refresh import Look
 from cao.rules.rules import Rules
 from cao.sketch.damped import is_singular
@@ -120,7 +120,7 @@ class SymmetryProbe:
 
 def given_pairs(pairs: Eigenpairs, scale: float, params: FlatParams, rank: object) -> Eigenpairs:
     """Return ready eigenpairs over the parameters in storage order, checked."""
-    storage = FlatParams.in_storage_order(params.params)
+    storage = FlatParams(storage_order(params.params))
     check_eigenpairs(pairs, params, rank if isinstance(rank, int) else len(pairs.values))
     vectors = params.reorder(params.scaled(pairs.vectors.detach(), 1), storage).to(storage.device, storage.dtype)
     return replace(pairs, values=pairs.values / scale, residuals=pairs.residuals / abs(scale), vectors=vectors)
@@ -141,7 +141,7 @@ def check_eigenpairs(pairs: Eigenpairs, params: FlatParams, rank: int) -> None:
         )
 
 
-def adopt(pairs: Eigenpairs, params: FlatParams, rules: Rules, space: Space) -> None:
+def adopt(pairs: Eigenpairs, params: FlatParams, rules: Rules) -> None:
     """Make eigenpairs the sketch in use: capture what is to be captured, measure the damping, count, and warn."""
     # A few numbers, which are then asked often.
     pairs = sharpest_first(replace(pairs, values=pairs.values.cpu(), residuals=pairs.residuals.cpu()), rules)
@@ -149,7 +149,7 @@ def adopt(pairs: Eigenpairs, params: FlatParams, rules: Rules, space: Space) -> 
     # The curvature that weight decay adds everywhere.
     decay = max(group["weight_decay"] for group in rules.groups)
     captured = rules.rank.captured(rules.curvatures(values.tolist()), rules.damping.need(rules.pace))
-    progress.damping = rules.damping.at_refresh(pairs, captured, params.size, decay)
+    progress.damping = rules.damping.at_refresh(progress.damping, pairs, captured, params.size, decay)
     progress.refreshes += 1
     progress.captured = captured
     # The sharpest direction is watched, even if nothing is done about it.
@@ -196,7 +196,7 @@ def is_stale(operator: ParameterOperator, sketch: Sketch, rules: Rules, state: S
         looks.append(Look(drift, change, along > rules.pace.edge * rules.eta(), is_needed))
         return looks[-1]
 
-    is_refresh_wanted = rules.refresh.wants_refresh(progress, look)
+    is_refresh_wanted, progress.seen = rules.refresh.wants_refresh(progress.seen, progress, look)
     if all(seen.is_finite for seen in looks):
         progress.looked_at = progress.steps
     return is_refresh_wanted

@@ -3,13 +3,13 @@
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from cao.linalg.flat import FlatParams
+from cao.linalg.flat import FlatParams, storage_order
 from cao.rules.refresh import Track
 
 # How much of a fresh random direction each vector of a warm start is given, relative to its length. Where the Hessian
@@ -39,7 +39,7 @@ class Sketch:
     @cached_property
     def storage(self) -> FlatParams:
         """The parameters in the order of the rows."""
-        return FlatParams.in_storage_order(self.params.params)
+        return FlatParams(storage_order(self.params.params))
 
     @cached_property
     def places(self) -> dict[Tensor, int]:
@@ -105,8 +105,10 @@ class Progress(Track):
     non_finite_steps: int | Tensor = 0
     """Steps whose gradient was not finite, taken without the sketch."""
     attempts: int = 0
-    damping: float | None = None
-    """What the damping rule has measured at the last refresh."""
+    damping: Any = None
+    """The state of the damping rule: what it has measured at the last refresh."""
+    seen: Any = None
+    """The state of the rule for refreshes."""
     looks: int = 0
     """Looks at the curvature between refreshes."""
     largest_rate: float = 0.0

@@ -8,7 +8,7 @@ import torch
 from small_models import Quadratic, batch, flat_params, smooth_network, train
 
 from cao import CAO, OnDrift
-from cao.rules.refresh import CREDIT, PRICE, Look, Track
+from cao.rules.refresh import CREDIT, PRICE, Look, Seen, Track
 
 SHARP = (50.0, 20.0, 1.0, 0.5, 0.3, 0.1)
 
@@ -84,26 +84,26 @@ def test_batches_that_disagree_are_given_no_more_than_the_budget(budget):
 
 
 def test_noise_is_what_a_look_sees_after_one_step_and_may_only_rise_slowly():
-    policy, track = OnDrift(), Track(steps=1, attempted_at=0, looked_at=0, captured=1)
+    rule, seen, track = OnDrift(), None, Track(steps=1, attempted_at=0, looked_at=0, captured=1)
     for drift, noise in ((0.9, 0.9), (0.3, 0.3), (0.9, 0.375)):
-        policy.wants_refresh(track, lambda drift=drift: Look(drift, 0.1))
-        assert track.noise == pytest.approx(noise)
+        _, seen = rule.wants_refresh(seen, track, lambda drift=drift: Look(drift, 0.1))
+        assert seen.noise == pytest.approx(noise)
 
 
 @pytest.mark.parametrize(("steps", "is_renewed"), [(1_999, False), (2_000, True)])
 def test_a_sketch_is_renewed_for_its_age_only_when_that_is_paid_for(steps, is_renewed):
     policy, products = OnDrift(budget=0.05), round(0.05 * 2_000 / PRICE)
-    track = Track(steps, 0, steps - 1, interval=400, first_looks=1, noise=0.9, later_products=products)
-    assert policy.is_due(track) == is_renewed
-    assert policy.wants_refresh(track, lambda: Look(0.0, 0.0)) == is_renewed
+    track, seen = Track(steps, 0, steps - 1, later_products=products), Seen(interval=400, first_looks=1, noise=0.9)
+    assert policy.is_due(seen, track) == is_renewed
+    assert policy.wants_refresh(seen, track, lambda: Look(0.0, 0.0))[0] == is_renewed
 
 
-def heeded(policy: OnDrift, track: Track, gradients: list[float]) -> list[bool]:
+def heeded(policy: OnDrift, seen: Seen, track: Track, gradients: list[float]) -> list[bool]:
     """Return after which of the gradients a look is due."""
     due = []
     for gradient in gradients:
-        policy.heed(track, lambda gradient=gradient: gradient)
-        due.append(policy.is_due(track))
+        seen = policy.heed(seen, track, lambda gradient=gradient: gradient)
+        due.append(policy.is_due(seen, track))
     return due
 
 
@@ -111,19 +111,19 @@ def test_a_gradient_that_grows_suddenly_calls_for_a_refresh_within_twice_the_bud
     policy, gradients = OnDrift(exact_budget=0.5), [1.0, 1.1, 0.8, 2.5, 4.0, 4.0, 4.2]
     for share, is_heard in ((0.4, True), (0.9, True), (1.1, False)):
         products = round((share * 1_000 + CREDIT) / PRICE)
-        track = Track(1_000, 990, 999, interval=100, first_looks=1, noise=0.1, later_products=products)
-        assert heeded(policy, track, gradients) == [False] * 4 + [is_heard] + [False] * 2
+        track, seen = Track(1_000, 990, 999, later_products=products), Seen(interval=100, first_looks=1, noise=0.1)
+        assert heeded(policy, seen, track, gradients) == [False] * 4 + [is_heard] + [False] * 2
 
 
 def test_where_batches_disagree_gradients_are_not_asked_for():
-    track = Track(steps=10, looked_at=9, interval=100, first_looks=1, noise=0.9)
-    OnDrift().heed(track, lambda: pytest.fail("the norm was asked for"))
-    assert not OnDrift().is_due(track)
+    track, seen = Track(steps=10, looked_at=9), Seen(interval=100, first_looks=1, noise=0.9)
+    seen = OnDrift().heed(seen, track, lambda: pytest.fail("the norm was asked for"))
+    assert not OnDrift().is_due(seen, track)
 
 
 def test_a_gradient_that_is_not_finite_is_not_remembered():
-    track = Track(steps=10, looked_at=9, interval=100, first_looks=1, noise=0.1)
-    assert heeded(OnDrift(), track, [1.0, float("nan"), float("inf"), 1.0, 5.0]) == [False] * 4 + [True]
+    track, seen = Track(steps=10, looked_at=9), Seen(interval=100, first_looks=1, noise=0.1)
+    assert heeded(OnDrift(), seen, track, [1.0, float("nan"), float("inf"), 1.0, 5.0]) == [False] * 4 + [True]
 
 
 def test_steps_that_become_unstable_between_looks_are_noticed_by_the_gradient():
@@ -174,10 +174,10 @@ def test_a_look_at_a_loss_that_overflowed_is_taken_again_and_not_learnt():
     steps_with_refresh(problem, optimizer, 1)
     for factor in (torch.nan, torch.inf):
         assert not optimizer.refresh_if_due(problem.loss() * factor)
-    saved = optimizer.state_dict()["param_groups"][0]["progress"]
+    saved = optimizer.state_dict()["param_groups"][0]["progress"]["seen"]
     assert (saved["noise"], saved["spread"], saved["first_looks"]) == (0.0, 0.0, 0)
     steps_with_refresh(problem, optimizer, 3)
-    saved = optimizer.state_dict()["param_groups"][0]["progress"]
+    saved = optimizer.state_dict()["param_groups"][0]["progress"]["seen"]
     assert saved["first_looks"] == 1
     assert saved["noise"] < 1e-3
 
@@ -191,7 +191,7 @@ def test_a_loss_without_curvature_teaches_nothing_but_that():
         optimizer.refresh_if_due(loss)
         loss.backward()
         optimizer.step()
-    saved = optimizer.state_dict()["param_groups"][0]["progress"]
+    saved = optimizer.state_dict()["param_groups"][0]["progress"]["seen"]
     assert saved["noise"] == saved["spread"] == 0.0
     assert optimizer.counters.looks <= 4
 
