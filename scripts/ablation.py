@@ -14,7 +14,6 @@ and goes otherwise. The rules as a whole are held against the best of three clip
 """
 
 import argparse
-import json
 import math
 import sys
 from collections.abc import Mapping, Sequence
@@ -30,12 +29,12 @@ from torch.optim import SGD, Optimizer
 
 from cao import CAO, AtTheEdge, OnDrift
 from cao.rules.refresh import Look, Seen, Track
-from cao_lab.log.sweeps import HEADER, RECORDS, Sweep, read_sweeps
+from cao_lab.log.header import read_sweeps
+from cao_lab.log.records import Sweep
 from cao_lab.reporting.robust import Rate, rates_of
-from cao_lab.runs.provenance import git_commit
 from cao_lab.sweeps import sweep
 from cao_lab.sweeps.problems import PROBLEMS
-from cao_lab.sweeps.sweep import SGD_RATES, Method, Sketched, runs_in, train, write
+from cao_lab.sweeps.sweep import SGD_RATES, Method, Sketched, carry_out
 
 SEEDS = (11, 12, 13)
 MORE_DIVERGED, FEWER_RATES, HIGHER_LOSS, WITHIN = 3, 2, 1.05, 1.10
@@ -106,18 +105,8 @@ def run(folder: Path, data: Path | None) -> None:
     sweep.METHODS = ARMS
     for seed in SEEDS:
         for problem in PROBLEMS:
-            path = folder / problem.name / f"seed{seed}"
-            path.mkdir(parents=True, exist_ok=True)
-            done = runs_in(path / RECORDS)
-            for label, method in ARMS.items():
-                for lr in method.rates:
-                    if (label, lr) not in done:
-                        write(path / RECORDS, train(problem, seed, label, lr, data))
-            facts = {
-                "problem": problem.name, "kind": problem.kind, "batch": problem.batch, "steps": problem.steps,
-                "seed": seed, "git_commit": git_commit(), "torch": torch.__version__, "threads": 1,
-            }  # fmt: skip
-            (path / HEADER).write_text(json.dumps(facts, indent=1) + "\n")
+            for _ in carry_out(problem, seed, folder, data):
+                pass
             sys.stdout.write(f"{problem.name} seed {seed}\n")
             sys.stdout.flush()
 
@@ -125,8 +114,8 @@ def run(folder: Path, data: Path | None) -> None:
 def summary(sweeps: Sequence[Sweep]) -> dict[str, tuple[int, int, float, float]]:
     """Return, by arm: diverged runs, rates that work, loss at SGD's best rate, and seconds, each against SGD's."""
     found: dict[str, list[tuple[int, int, float, float]]] = {arm: [] for arm in ARMS}
-    for problem in dict.fromkeys(each.problem for each in sweeps):
-        own = [each for each in sweeps if each.problem == problem]
+    for problem in dict.fromkeys(each.task for each in sweeps):
+        own = [each for each in sweeps if each.task == problem]
         best = min(rates_of(own, "sgd"), key=lambda rate: rate.final)
         for arm in ARMS:
             rates = rates_of(own, arm)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from cao_lab.log.sweeps import read_sweeps
+from cao_lab.log.header import read_sweeps
 from cao_lab.reporting.robust import contests
 
 ROOT = Path(__file__).parents[1]

@@ -22,7 +22,7 @@ from cao_lab.runs.methods.cao import CAOConfig
 from cao_lab.runs.methods.first_order import SGDConfig
 from cao_lab.runs.session import Outcome, Session
 from cao_lab.spectrum.config import SpectrumConfig
-from cao_lab.suites.runner import SuiteRunner
+from cao_lab.suites.runner import TrainingRun
 
 ODD = [
     "", " ", "-", ".", "..", "~", "x/y", "-1", "0", "1", "1.5", "nan", "inf", "1e999", "1e308", "1e-320", "None",
@@ -233,7 +233,7 @@ def test_a_header_that_no_run_wrote_is_refused_by_every_command_in_one_line(text
     (folder / "run.json").write_text(text)
     for arguments in (["train", "sgd", "--suite", "odd"], ["spectrum", str(folder)]):
         assert "move" in assert_answered(arguments)
-    assert not SuiteRunner(Execution(), 1, stop=None).is_over(config)
+    assert TrainingRun(config).outcome(Execution().logs) is None
     (folder / "run.json").unlink()
     folder.rmdir()
     os.removedirs(folder.parent)

@@ -1,26 +1,67 @@
-"""Reads run.json: as it stands for the run that goes on, checked for the report."""
+"""Reads the first record of a log, run.json: as it stands for a run that goes on, checked for a report."""
 
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
 from cao_lab.log.checks import count, folder_name, folder_path, mapping, number, one_line, text, wrong
-from cao_lab.log.reading import UNREADABLE, read_json, refused
-from cao_lab.log.records import FORMAT, METHOD_SETTINGS, STATUSES, LogError, RunRecord, Setting, label_part
+from cao_lab.log.reading import UNREADABLE, read_json, read_rows, refused
+from cao_lab.log.records import (
+    FORMATS,
+    KINDS,
+    METHOD_SETTINGS,
+    STATUSES,
+    Kind,
+    LogError,
+    RunRecord,
+    Setting,
+    SolveRecord,
+    SolveRun,
+    Sweep,
+    SweepRecord,
+    label_part,
+)
 
+NAME = "run.json"
+OLDER_NAMES: dict[str, Kind] = {"solve.json": "solver", "sweep.json": "sweep"}
+"""What the header of some kinds was called in format 1."""
+RECORDS: dict[Kind, str] = {"solver": "records.csv", "sweep": "losses.csv"}
+"""Where the rows of these kinds are."""
 OPTIMIZER_NUMBERS = ("lr", "momentum", "rank", "refresh_every")
 OPTIMIZER_TEXTS = ("scaling", "sketch")
 
 SHORT = 10
 """Digits that tell a commit from others."""
 Checked = TypeVar("Checked")
+Found = TypeVar("Found")
+
+
+class OtherKindError(LogError):
+    """A log of another kind of run than was asked for."""
+
+
+def header_path(folder: Path) -> Path:
+    """Return where the header of a log is, or would be."""
+    older = (folder / name for name in OLDER_NAMES)
+    return folder / NAME if (folder / NAME).exists() else next((path for path in older if path.exists()), folder / NAME)
+
+
+def found_header(path: Path) -> dict[str, Any]:
+    """Return the content of a header in the form of today, whatever its format."""
+    header = mapping("its content", read_json(path))
+    kind = OLDER_NAMES.get(path.name, "training")
+    if path.name == "sweep.json":  # Written when the sweep was over, without the keys that all others had.
+        suite = [*path.absolute().parents][:3][-1].name or "sweeps"
+        place = {"suite": suite, "task": header.get("problem"), "label": "sweep"}
+        header = {"format": 1, "status": "finished", **place, "batches": header.get("kind"), **header, "kind": kind}
+    return header if "kind" in header else {**header, "kind": kind}
 
 
 def read_header(folder: Path) -> dict[str, Any] | None:
-    """Return the content of a run.json, or None if there is none."""
-    path = folder / "run.json"
+    """Return the header of a log, or None if there is none."""
+    path = header_path(folder)
     try:
-        header = mapping("its content", read_json(path))
+        header = found_header(path)
         text("status", header.get("status"))
     except FileNotFoundError:
         return None
@@ -29,44 +70,117 @@ def read_header(folder: Path) -> dict[str, Any] | None:
     return header
 
 
-def read_run(folder: Path) -> RunRecord:
-    """Return what a run was, with every value checked that a report depends on."""
-    path = folder / "run.json"
+def read_checked(folder: Path, kind: Kind, check: Callable[[dict[str, Any]], Found]) -> Found:
+    """Return what a check makes of a header, which must be of a kind."""
+    path = header_path(folder)
     try:
-        return run_record(mapping("its content", read_json(path)))
+        header = found_header(path)
+        if header["kind"] not in KINDS:
+            raise wrong("kind", f"one of {', '.join(KINDS)}", header["kind"])
+        if header["kind"] != kind:
+            raise OtherKindError(f"{path.name} is of a run of kind {header['kind']}")
+        return check(header)
     except FileNotFoundError as error:
-        raise LogError("no run.json") from error
+        raise LogError(f"no {NAME}") from error
+    except OtherKindError:
+        raise
     except UNREADABLE as error:
         raise refused(path, error) from error
 
 
-def run_record(header: dict[str, Any]) -> RunRecord:
-    """Check the values of run.json; a key that is not there is None."""
-    if header.get("format") != FORMAT:
-        raise wrong("format", str(FORMAT), header.get("format"))
+def read_run(folder: Path) -> RunRecord:
+    """Return what a training run was, with every value checked that a report depends on."""
+    return read_checked(folder, "training", run_record)
+
+
+def read_solve(folder: Path) -> SolveRun:
+    """Return the run of a solver, every value checked; a torn last line is dropped."""
+    records = tuple(read_rows(folder / RECORDS["solver"], SolveRecord).records)
+    return read_checked(folder, "solver", lambda header: solve_run(header, records))
+
+
+def read_sweep(folder: Path) -> Sweep:
+    """Return a sweep over rates, every value checked."""
+    records = tuple(read_rows(folder / RECORDS["sweep"], SweepRecord).records)
+    return read_checked(folder, "sweep", lambda header: sweep_of(header, records))
+
+
+def read_all(folder: Path, read: Callable[[Path], Found], missing: list[str]) -> list[Found]:
+    """Return all logs of a suite that can be read; a damaged one costs itself and a sentence."""
+    found = []
+    names = (NAME, *OLDER_NAMES)
+    for path in sorted({path.parent for name in names for path in folder.glob(f"**/seed*/{name}")}):
+        try:
+            found.append(read(path))
+        except OtherKindError:
+            continue
+        except LogError as error:
+            missing.append(one_line(f"{path.relative_to(folder.parent).as_posix()}: {error}, left out"))
+    return found
+
+
+def read_sweeps(folder: Path, missing: list[str]) -> list[Sweep]:
+    """Return all sweeps of a suite that are over."""
+    return [sweep for sweep in read_all(folder, read_sweep, missing) if sweep.status == "finished"]
+
+
+def common(header: dict[str, Any]) -> dict[str, Any]:
+    """Check what all headers have."""
+    if header.get("format") not in FORMATS:
+        raise wrong("format", " or ".join(str(one) for one in FORMATS), header.get("format"))
     if header.get("status") not in STATUSES:
         raise wrong("status", f"one of {', '.join(STATUSES)}", header.get("status"))
-    config = mapping("config", header.get("config"))
-    label = folder_name("label", header.get("label"))
+    return {
+        "status": header["status"],
+        "suite": folder_path("suite", header.get("suite")),
+        "task": folder_name("task", header.get("task")),
+        "label": folder_name("label", header.get("label")),
+        "seed": count("seed", header.get("seed")),
+        "git_commit": optional(text, "git_commit", header.get("git_commit")),
+    }
+
+
+def run_record(header: dict[str, Any]) -> RunRecord:
+    """Check the header of a training run; a key that is not there is None."""
+    shared, config = common(header), mapping("config", header.get("config"))
     optimizer = optimizer_settings(mapping("config.optimizer", config.get("optimizer")))
     method = {name: setting(f"config.{name}", config.get(name)) for name in METHOD_SETTINGS}
     return RunRecord(
-        status=header["status"],
-        suite=folder_path("suite", header.get("suite")),
-        task=folder_name("task", header.get("task")),
-        label=label,
-        seed=count("seed", header.get("seed")),
+        **shared,
         epochs=count("config.epochs", config.get("epochs"), at_least=1),
         curvature=optional(text, "config.curvature", config.get("curvature")),
         optimizer=optimizer,
-        changed=changed_settings(label, optimizer | method),
+        changed=changed_settings(shared["label"], optimizer | method),
         steps_per_epoch=optional(count, "steps_per_epoch", header.get("steps_per_epoch")),
         command=optional(text, "command", header.get("command")),
         versions=versions(optional(mapping, "versions", header.get("versions")) or {}),
-        git_commit=optional(text, "git_commit", header.get("git_commit")),
         commits=commits(header),
         device=optional(text, "device", header.get("device")),
         message=optional(message, "message", header.get("message")),
+    )
+
+
+def solve_run(header: dict[str, Any], records: tuple[SolveRecord, ...]) -> SolveRun:
+    """Check the header of a solver's run."""
+    price = mapping("price", header.get("price"))
+    return SolveRun(
+        **common(header),
+        evaluations=number("budget.evaluations", mapping("budget", header.get("budget")).get("evaluations")),
+        parameters=count("parameters", header.get("parameters"), at_least=1),
+        price=number("price.product", price.get("product")),
+        setup_price=number("price.setup", price.get("setup")),
+        ended=optional(text, "ended", header.get("ended")),
+        records=records,
+    )
+
+
+def sweep_of(header: dict[str, Any], records: tuple[SweepRecord, ...]) -> Sweep:
+    """Check the header of a sweep."""
+    return Sweep(
+        **common(header),
+        batches=folder_name("batches", header.get("batches")),
+        steps=count("steps", header.get("steps"), at_least=1),
+        records=records,
     )
 
 

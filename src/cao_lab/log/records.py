@@ -3,7 +3,12 @@
 from dataclasses import MISSING, dataclass, fields
 from typing import Annotated, Any, Literal, TypeAlias, get_args
 
-FORMAT = 1
+FORMAT = 2
+FORMATS = (1, FORMAT)
+"""Those that can be read. Before 2 each kind of run had a header of its own, in a file of its own name."""
+
+Kind: TypeAlias = Literal["training", "solver", "sweep", "alarms"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
 
 Status = Literal["running", "interrupted", "finished", "diverged", "failed"]
 STATUSES: tuple[Status, ...] = get_args(Status)
@@ -104,14 +109,21 @@ def optional(record: type[Record]) -> list[str]:
 
 
 @dataclass(frozen=True)
-class RunRecord:
-    """What run.json says of a run, as far as a report depends on it; what older logs lack is None."""
+class Header:
+    """What the first record of every log says, whatever kind of run it is of; what older logs lack is None."""
 
     status: Status
     suite: str
     task: str
     label: str
     seed: int
+    git_commit: str | None
+
+
+@dataclass(frozen=True)
+class RunRecord(Header):
+    """What run.json says of a training run, as far as a report depends on it."""
+
     epochs: int
     """The budget."""
     curvature: str | None
@@ -122,11 +134,35 @@ class RunRecord:
     steps_per_epoch: int | None
     command: str | None
     versions: dict[str, str]
-    git_commit: str | None
     commits: tuple[str, ...]
     """The commits of the code that it ran on, shortened: one, unless it was resumed on another."""
     device: str | None
     message: str | None
+
+
+@dataclass(frozen=True)
+class SolveRun(Header):
+    """A run of a full-batch solver."""
+
+    evaluations: float
+    """The budget: evaluations, products and setups at their price."""
+    parameters: int
+    price: float
+    """Evaluations that a product costs; 0 if the method makes none."""
+    setup_price: float
+    ended: str | None
+    """spent, or "stalled: " and why; None while it runs."""
+    records: tuple[SolveRecord, ...]
+
+
+@dataclass(frozen=True)
+class Sweep(Header):
+    """All runs of one problem from one start, at every rate of several methods."""
+
+    batches: str
+    """full, large or mini."""
+    steps: int
+    records: tuple[SweepRecord, ...]
 
 
 def label_part(field: str, value: object) -> str:

@@ -1,4 +1,4 @@
-"""Writes the log of one run: a JSON header and CSV rows that are only ever appended, under a lock."""
+"""Writes the log of a run of any kind: a JSON header and CSV rows that are only ever appended, under a lock."""
 
 import csv
 import json
@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Self
 
-from cao_lab.log.header import read_header
+from cao_lab.log.header import NAME, OLDER_NAMES, read_header
 from cao_lab.log.locking import Lock
 from cao_lab.log.reading import parsed, refused
 from cao_lab.log.records import EpochRecord, LogError, Record, RefreshRecord, columns, optional
@@ -68,11 +68,18 @@ class RowFile:
 class RunLog:
     """The folder of one run. Whoever holds it is the only one: a second process is refused."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, **records: type[Record]) -> None:
         self.folder = folder
-        self.epochs = RowFile(folder / "epochs.csv", EpochRecord)
-        self.refreshes = RowFile(folder / "refreshes.csv", RefreshRecord)
+        kinds = records or {"epochs": EpochRecord, "refreshes": RefreshRecord}
+        self.files = {name: RowFile(folder / f"{name}.csv", record) for name, record in kinds.items()}
+        """The rows by the names of their files; by default those of a training run."""
         self._lock = Lock(folder)
+
+    def __getattr__(self, name: str) -> RowFile:
+        """Return a file of rows by its name."""
+        if name == "files" or name not in self.files:
+            raise AttributeError(name)
+        return self.files[name]
 
     def open(self) -> None:
         """Make the folder and take its lock."""
@@ -105,10 +112,12 @@ class RunLog:
         """Replace run.json as a whole."""
         self.check_lock()
         text = json.dumps(header, indent=2, ensure_ascii=False) + "\n"
-        temporary = self.folder / "run.json.new"
+        temporary = self.folder / f"{NAME}.new"
         temporary.write_text(text, encoding="utf-8")
         sync(temporary)
-        temporary.replace(self.folder / "run.json")
+        temporary.replace(self.folder / NAME)
+        for name in OLDER_NAMES:
+            (self.folder / name).unlink(missing_ok=True)
         sync(self.folder)
 
     def update_header(self, **changes: Any) -> None:
@@ -116,15 +125,15 @@ class RunLog:
         if (header := self.header) is not None:
             self.write_header({**header, **changes})
 
-    def cut_back(self, epochs: int, refreshes: int) -> None:
-        """Return both files to the rows that a checkpoint remembers."""
-        self.epochs.cut_back(epochs)
-        self.refreshes.cut_back(refreshes)
+    def cut_back(self, **rows: int) -> None:
+        """Return files to the rows that a checkpoint remembers."""
+        for name, count in rows.items():
+            self.files[name].cut_back(count)
 
     def sync(self) -> None:
         """Make sure that all rows have reached the disk."""
-        self.epochs.sync()
-        self.refreshes.sync()
+        for file in self.files.values():
+            file.sync()
 
 
 def sync(path: Path) -> None:

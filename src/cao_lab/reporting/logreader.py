@@ -13,7 +13,7 @@ from pandas import DataFrame
 
 from cao_lab.facts import SEARCHING, suites_of
 from cao_lab.log.checks import one_line
-from cao_lab.log.header import read_run
+from cao_lab.log.header import OtherKindError, read_run
 from cao_lab.log.reading import Rows, read_rows
 from cao_lab.log.records import EpochRecord, LogError, Record, RefreshRecord, RunRecord, columns
 from cao_lab.protocol import ends_above_start, final_train_losses
@@ -112,6 +112,8 @@ def load_run(path: Path, folder: Path, missing: list[str]) -> LoadedRun | None:
         record = read_run(path)
         epochs = read_rows(path / "epochs.csv", EpochRecord)
         refreshes = read_rows(path / "refreshes.csv", RefreshRecord)
+    except OtherKindError:
+        return None
     except LogError as error:
         missing.append(f"{name}: {error}, left out")
         return None

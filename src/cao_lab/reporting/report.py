@@ -14,8 +14,8 @@ from pandas import DataFrame
 from tqdm import tqdm
 
 from cao_lab.facts import SUITES, suites_of
-from cao_lab.log.solves import SolveRun
-from cao_lab.log.sweeps import read_sweeps
+from cao_lab.log.header import read_sweeps
+from cao_lab.log.records import SolveRun
 from cao_lab.reporting.alarms import watch_tables
 from cao_lab.reporting.claims import audit
 from cao_lab.reporting.figures import STYLE

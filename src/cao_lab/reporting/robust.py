@@ -13,8 +13,7 @@ from matplotlib.lines import Line2D
 from matplotlib.transforms import ScaledTranslation
 from pandas import DataFrame
 
-from cao_lab.log.records import SweepRecord
-from cao_lab.log.sweeps import Sweep
+from cao_lab.log.records import Sweep, SweepRecord
 from cao_lab.reporting.figures import styled
 from cao_lab.reporting.tabular import Table
 
@@ -97,14 +96,14 @@ class Contest:
 
 def contests(sweeps: Sequence[Sweep]) -> list[Contest]:
     """Return all contests that every seed's log has."""
-    problems = dict.fromkeys(sweep.problem for sweep in sweeps)
+    problems = dict.fromkeys(sweep.task for sweep in sweeps)
     found = []
     for method, base in BASES.items():
         for problem in problems:
-            own = [sweep for sweep in sweeps if sweep.problem == problem]
+            own = [sweep for sweep in sweeps if sweep.task == problem]
             ours, theirs = rates_of(own, method), rates_of(own, base)
             if ours and theirs:
-                found.append(Contest(problem, own[0].kind, method, ours, theirs))
+                found.append(Contest(problem, own[0].batches, method, ours, theirs))
     return found
 
 

@@ -19,8 +19,8 @@ from matplotlib.figure import Figure
 
 from cao_lab.facts import suites_of
 from cao_lab.log.checks import one_line
-from cao_lab.log.records import LogError, SolveRecord
-from cao_lab.log.solves import HEADER, SolveRun, read_solve
+from cao_lab.log.header import read_all, read_solve
+from cao_lab.log.records import SolveRecord, SolveRun
 from cao_lab.reporting.figures import plain, styled
 
 OURS = "sketched-lbfgs"
@@ -202,19 +202,12 @@ def interval_over_problems(values: dict[tuple[str, int], float]) -> tuple[float,
 
 def load_solves(logs: Path, missing: list[str]) -> list[SolveRun]:
     """Read all runs of suites of solvers; a damaged one costs itself and a sentence."""
-    found = []
-    for suite in suites_of(["solvers"]):
-        for path in sorted((logs / suite).glob(f"*/*/*/{HEADER}")):
-            name = path.parent.relative_to(logs).as_posix()
-            try:
-                run = read_solve(path.parent)
-            except LogError as error:
-                missing.append(one_line(f"{name}: {error}, left out"))
-                continue
-            found.append(run)
-            if run.status != "finished":
-                spent = f"{last(run).billed:.0f}" if run.records else "none"
-                missing.append(one_line(f"{name}: {run.status} after {spent} of {run.evaluations:.0f} evaluations"))
+    found = [run for suite in suites_of(["solvers"]) for run in read_all(logs / suite, read_solve, missing)]
+    for run in found:
+        if run.status != "finished":
+            place = f"{run.suite}/{run.task}/{run.label}/seed{run.seed}"
+            spent = f"{last(run).billed:.0f}" if run.records else "none"
+            missing.append(one_line(f"{place}: {run.status} after {spent} of {run.evaluations:.0f} evaluations"))
     return found
 
 

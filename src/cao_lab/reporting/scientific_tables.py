@@ -9,7 +9,7 @@ from typing import Any
 
 from pandas import DataFrame
 
-from cao_lab.log.solves import SolveRun
+from cao_lab.log.records import SolveRun
 from cao_lab.reporting.scientific import (
     ASIDE,
     GOALS,

@@ -10,29 +10,25 @@ from typing import Any
 import numpy as np
 import torch
 
-from cao_lab.config import RunConfig, command_line, config_to_dict
-from cao_lab.log.records import FORMAT
+from cao_lab.log.records import FORMAT, Kind
 
 
 def new_header(
-    config: RunConfig, *, parameters: int, steps_per_epoch: int, device: torch.device, ranks: int
+    kind: Kind, place: tuple[str, str, str, int], facts: dict[str, Any], device: torch.device
 ) -> dict[str, Any]:
-    """Return the content of run.json as it stands before the first step."""
+    """Return the content of run.json as it stands before the first step: of any kind of run, at its place."""
+    suite, task, label, seed = place
     return {
         "format": FORMAT,
+        "kind": kind,
         "status": "running",
-        "suite": config.suite,
-        "task": config.task,
-        "label": config.label,
-        "seed": config.seed,
-        "config": config_to_dict(config),
-        "parameters": parameters,
-        "steps_per_epoch": steps_per_epoch,
-        "command": command_line(config),
+        "suite": suite,
+        "task": task,
+        "label": label,
+        "seed": seed,
+        **facts,
         **circumstances(device),
-        "ranks": ranks,
         "started_at": now(),
-        "resumed": [],
         "ended_at": None,
         "message": None,
     }

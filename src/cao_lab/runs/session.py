@@ -12,7 +12,15 @@ from typing import Any
 
 import torch
 
-from cao_lab.config import ConfigError, Execution, RunConfig, config_from_dict, differences
+from cao_lab.config import (
+    ConfigError,
+    Execution,
+    RunConfig,
+    command_line,
+    config_from_dict,
+    config_to_dict,
+    differences,
+)
 from cao_lab.failures import is_expected
 from cao_lab.log.header import read_header
 from cao_lab.log.records import EpochRecord, LogError, Status
@@ -212,14 +220,17 @@ class Session:
 
     def header(self) -> dict[str, Any]:
         """Return what run.json says at the start."""
-        training = self.training
-        return new_header(
-            self.config,
-            parameters=sum(p.numel() for p in training.problem.params),
-            steps_per_epoch=training.steps_per_epoch,
-            device=training.device,
-            ranks=self.ranks.count,
-        )
+        training, config = self.training, self.config
+        facts = {
+            "config": config_to_dict(config),
+            "parameters": sum(p.numel() for p in training.problem.params),
+            "steps_per_epoch": training.steps_per_epoch,
+            "command": command_line(config),
+            "ranks": self.ranks.count,
+            "resumed": [],
+        }
+        place = (config.suite, config.task, config.label, config.seed)
+        return new_header("training", place, facts, training.device)
 
     def write(self, record: EpochRecord) -> None:
         """Append the rows of an epoch, and save unless that was done a moment ago."""

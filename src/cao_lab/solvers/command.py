@@ -16,6 +16,7 @@ from tqdm import tqdm
 
 from cao_lab.config import output_folder
 from cao_lab.log.locking import Lock
+from cao_lab.runs.provenance import new_header, now
 from cao_lab.solvers.budget import Budget, Record
 from cao_lab.solvers.config import SolveConfig, SolveError
 from cao_lab.solvers.figures import convergence_figure
@@ -207,15 +208,16 @@ def write_solution(lines: list[Line], problem: Problem, config: SolveConfig, fol
     if not lines:
         return "nothing was reached"
     last = ended(lines).record
-    outcome = {
+    facts = {
         "config": {**asdict(config), "out": str(config.out)},
         "parameters": problem.size,
         "outcome": {**asdict(last), "error": last.error if isfinite(last.error) else None},
         "stalled": next((line.record.status for line in lines if line.record.status.startswith("stalled")), None),
-        "torch": torch.__version__,
-        "threads": torch.get_num_threads(),
     }
-    (folder / "solve.json").write_text(json.dumps(outcome, indent=2) + "\n")
+    header = new_header("solver", ("solve", problem.name, config.method, 0), facts, torch.device("cpu"))
+    status = last.status if last.status in ("interrupted", "failed") else "finished"
+    whole = header | {"status": status, "ended_at": now()}
+    (folder / "solve.json").write_text(json.dumps(whole, indent=2) + "\n")
     worked = [line for line in lines if line.record.status != "idle"]
     curves = {line.method: [other.record for other in worked if other.method == line.method] for line in worked}
     convergence_figure(curves, problem.name).savefig(folder / "solve.png")

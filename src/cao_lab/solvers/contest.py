@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from cao_lab.log.records import FORMAT, SolveRecord
-from cao_lab.log.solves import HEADER, RECORDS
-from cao_lab.log.writing import RowFile
-from cao_lab.runs.provenance import circumstances, now
+from cao_lab.log.header import read_header
+from cao_lab.log.records import LogError, SolveRecord
+from cao_lab.log.writing import RunLog
+from cao_lab.runs.provenance import new_header, now
 from cao_lab.solvers.budget import Budget, Record
 from cao_lab.solvers.method import Method
 from cao_lab.solvers.objective import set_point
@@ -81,11 +81,11 @@ def prices(contest: Contest, folder: Path) -> dict[str, Price]:
 def is_over(contest: Contest, label: str, folder: Path) -> bool:
     """Whether the log says that this very run needs no more work."""
     try:
-        header = json.loads((folder / contest.folder(label) / HEADER).read_text())
-        expected = json.loads(json.dumps(contest.identity(label)))
-        return header["status"] == "finished" and all(header.get(key) == value for key, value in expected.items())
-    except (OSError, ValueError, KeyError, TypeError):
+        header = read_header(folder / contest.folder(label)) or {}
+    except LogError:
         return False
+    expected = json.loads(json.dumps(contest.identity(label)))
+    return header.get("status") == "finished" and all(header.get(key) == value for key, value in expected.items())
 
 
 def carry_out(contest: Contest, suite: str, folder: Path) -> Iterator[str]:
@@ -100,51 +100,28 @@ def carry_out(contest: Contest, suite: str, folder: Path) -> Iterator[str]:
         method = contest.methods[label]
         price = known[type(method).__name__]
         records = solve(problem, method, contest.budget, price=price, records=contest.records)
-        header = header_of(contest, label, suite) | {"price": price._asdict(), "parameters": problem.size}
+        facts = {"price": price._asdict(), "parameters": problem.size, "ended": None}
+        place = (suite, contest.task, label, contest.size.seed)
+        header = new_header("solver", place, contest.identity(label) | facts, torch.device("cpu"))
         write_log(records, header, folder / contest.folder(label))
         yield label
 
 
 def write_log(records: Iterable[Record], header: dict[str, Any], folder: Path) -> None:
     """Write the log of a run as it goes: whenever it is killed, what was written is a log."""
-    folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / HEADER, header)
-    rows = RowFile(folder / RECORDS, SolveRecord)
-    rows.path.unlink(missing_ok=True)
-    ended = None
-    for record in records:
-        ended = ended if record.status == "idle" else record.status
-        rows.append([row_of(record)])
-    write_json(folder / HEADER, header | {"status": "finished", "ended": ended, "ended_at": now()})
-
-
-def header_of(contest: Contest, label: str, suite: str) -> dict[str, Any]:
-    """Return the content of solve.json as it stands before the first evaluation."""
-    return {
-        "format": FORMAT,
-        "status": "running",
-        "suite": suite,
-        "task": contest.task,
-        "label": label,
-        "seed": contest.size.seed,
-        **contest.identity(label),
-        **circumstances(torch.device("cpu")),
-        "started_at": now(),
-        "ended": None,
-        "ended_at": None,
-    }
+    with RunLog(folder, records=SolveRecord) as log:
+        log.cut_back(records=0)
+        log.write_header(header)
+        ended = None
+        for record in records:
+            ended = ended if record.status == "idle" else record.status
+            log.records.append([row_of(record)])
+        log.update_header(status="finished", ended=ended, ended_at=now())
 
 
 def row_of(record: Record) -> SolveRecord:
     """Return what of a record changes from row to row."""
     return SolveRecord(**{field.name: getattr(record, field.name) for field in fields(SolveRecord)})
-
-
-def write_json(path: Path, content: dict[str, Any]) -> None:
-    """Replace a file as a whole."""
-    temporary = path.with_suffix(".new")
-    temporary.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    temporary.replace(path)
 
 
 def finite_or_none(value: float) -> float | None:

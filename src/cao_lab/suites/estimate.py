@@ -17,7 +17,7 @@ from cao_lab.runs.sharpness import EXTRA_PRODUCTS
 from cao_lab.runs.stopping import StopRequest
 from cao_lab.runs.training import Training
 from cao_lab.suites import find_suite, rounds_of
-from cao_lab.suites.runner import SuiteRunner, slurm_launcher
+from cao_lab.suites.runner import SuiteRunner, TrainingRun, slurm_launcher
 from cao_lab.tasks.data import load
 from cao_lab.tasks.pickles import DataError
 
@@ -54,7 +54,7 @@ def list_runs(name: str, execution: Execution, jobs: int, slurm: SlurmOptions | 
     prices: dict[str, Measured | None] = {}
     total, count, missing = 0.0, 0, []
     for config in (replace(config, suite=folder) for config in next(rounds_of(suite), [])):
-        if runner.is_over(config):
+        if TrainingRun(config).outcome(execution.logs):
             yield f"{'over':>8}  {config.folder}"
             continue
         if config.task not in prices:

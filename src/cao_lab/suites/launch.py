@@ -1,27 +1,54 @@
-"""Where the runs of a suite are carried out: each is a process on this machine.
+"""The parts of a suite of any kind, and where they are carried out: each in a process of this machine.
 
 A launcher for another place, such as a cluster, is a class with the same `start`, whose jobs have the methods of `Job`.
 """
 
-import json
 import os
+import pickle
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Sequence
 from pathlib import Path
-from typing import IO, Any, NoReturn, Protocol
+from typing import IO, NoReturn, Protocol
 
-from cao_lab.config import ConfigError, Execution, RunConfig, config_from_dict, config_to_dict
+from cao_lab.config import ConfigError, Execution
 
 FAILED = 1
+THREAD_LIMITS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+"""torch is told by a call; numpy, which dense BFGS computes with, by its environment."""
+
+
+class Work(Protocol):
+    """A part of a suite: a training run, a contest of solvers, a sweep over rates. It can be pickled."""
+
+    @property
+    def folder(self) -> Path:
+        """Where its log lies below that of all logs, which is its name too."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """How much there is to do, in the units of the progress bar."""
+        ...
+
+    def done(self, logs: Path) -> int:
+        """Return how much of it is done."""
+        ...
+
+    def outcome(self, logs: Path) -> str | None:
+        """Return how it ended; None if the log says that there is work left."""
+        ...
+
+    def carry_out(self, execution: Execution) -> int:
+        """Do what is left in this process, and return its exit code."""
+        ...
 
 
 class Job(Protocol):
-    """A run that is being carried out somewhere."""
+    """A part that is being carried out somewhere."""
 
-    config: RunConfig
+    work: Work
     reason: str
     """Once it has ended, the last thing that it complained about."""
 
@@ -40,72 +67,41 @@ class Job(Protocol):
 
 
 class Launcher(Protocol):
-    """What starts runs."""
+    """What starts the parts of a suite."""
 
     @property
     def room(self) -> int:
-        """How many runs it takes at a time."""
+        """How many it takes at a time."""
         ...
 
     @property
     def threads(self) -> int:
-        """How many threads a run has, unless the user says."""
+        """How many threads each has, unless the user says."""
         ...
 
-    def start(self, configs: Sequence[RunConfig], execution: Execution) -> Sequence[Job]:
-        """Start runs, no more than there is room for, and return at once."""
+    def start(self, works: Sequence[Work], execution: Execution) -> Sequence[Job]:
+        """Start some, no more than there is room for, and return at once."""
         ...
 
 
 class LocalProcesses:
-    """Starts each run as a process of its own on this machine."""
+    """Starts each part as a process of its own on this machine."""
 
     def __init__(self, jobs: int) -> None:
         self.room, self.threads = jobs, max(1, cores() // jobs)
 
-    def start(self, configs: Sequence[RunConfig], execution: Execution) -> list["LocalJob"]:
-        """Start runs in processes that a Ctrl-C in the terminal does not reach."""
-        return [self._started(config, execution) for config in configs]
-
-    def _started(self, config: RunConfig, execution: Execution) -> "LocalJob":
-        errors = tempfile.TemporaryFile()  # noqa: SIM115  # read when the process has ended
-        return LocalJob(config, start_process(to_json(config, execution).encode(), errors), errors)
-
-
-def start_process(
-    message: bytes,
-    stderr: IO[bytes] | None,
-    module: str = __name__,
-    environment: Mapping[str, str] | None = None,
-) -> "subprocess.Popen[bytes]":
-    """Start a process that does the work that a message describes: that of `to_json`, or another module's."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", module],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=stderr,
-        start_new_session=True,
-        env=environment,
-    )
-    assert process.stdin is not None
-    process.stdin.write(message)
-    process.stdin.close()
-    return process
-
-
-def last_error(process: "subprocess.Popen[bytes]", errors: IO[bytes]) -> str:
-    """Return the last line that an ended process left on standard error."""
-    errors.seek(0)
-    lines = errors.read().decode(errors="replace").strip().splitlines()
-    return lines[-1] if lines else f"exit code {process.returncode}"
+    def start(self, works: Sequence[Work], execution: Execution) -> list["LocalJob"]:
+        """Start processes that a Ctrl-C in the terminal does not reach."""
+        return [LocalJob(work, execution) for work in works]
 
 
 class LocalJob:
-    """A run that a process of this machine carries out."""
+    """A part that a process of this machine carries out."""
 
-    def __init__(self, config: RunConfig, process: "subprocess.Popen[bytes]", errors: IO[bytes]) -> None:
-        self.config, self.process, self.errors = config, process, errors
-        self.reason = "it is still running"
+    def __init__(self, work: Work, execution: Execution) -> None:
+        self.work, self.reason = work, "it is still running"
+        self.errors = tempfile.TemporaryFile()  # noqa: SIM115  # read when the process has ended
+        self.process = start_process(to_bytes(work, execution), self.errors, execution.threads)
 
     @property
     def has_ended(self) -> bool:
@@ -114,11 +110,13 @@ class LocalJob:
             return False
         if not self.errors.closed:
             with self.errors:
-                self.reason = last_error(self.process, self.errors)
+                self.errors.seek(0)
+                lines = self.errors.read().decode(errors="replace").strip().splitlines()
+            self.reason = lines[-1] if lines else f"exit code {self.process.returncode}"
         return True
 
     def stop(self) -> None:
-        """Send SIGTERM, at which a run saves and stops."""
+        """Send SIGTERM, at which a training run saves and stops, and anything else begins anew the next time."""
         self.process.terminate()
 
     def wait(self) -> None:
@@ -127,25 +125,33 @@ class LocalJob:
         self.errors.close()
 
 
-def to_json(config: RunConfig, execution: Execution) -> str:
-    """Return what `work` reads."""
-    return json.dumps({"config": config_to_dict(config), "execution": asdict(execution)}, default=str)
+def start_process(message: bytes, stderr: IO[bytes] | None, threads: int | None = None) -> "subprocess.Popen[bytes]":
+    """Start a process that does what a message of `to_bytes` says."""
+    limits = {} if threads is None else dict.fromkeys(THREAD_LIMITS, str(threads))
+    process = subprocess.Popen(
+        [sys.executable, "-m", __name__],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=stderr,
+        start_new_session=True,
+        env={**os.environ, **limits},
+    )
+    assert process.stdin is not None
+    process.stdin.write(message)
+    process.stdin.close()
+    return process
 
 
-def from_json(text: str) -> tuple[RunConfig, Execution]:
-    """Return what `to_json` was given."""
-    data: dict[str, Any] = json.loads(text)
-    execution = data["execution"]
-    folders = {name: Path(execution[name]) for name in ("logs", "data_dir") if execution[name] is not None}
-    return config_from_dict(data["config"]), Execution(**{**execution, **folders})
+def to_bytes(work: Work, execution: Execution) -> bytes:
+    """Return what `carried_out` reads."""
+    return pickle.dumps((work, execution))
 
 
-def work(text: str) -> NoReturn:
-    """Run, leave the reason of a failure as the last line on standard error, and exit as `cao train` would."""
-    from cao_lab.runs.session import run  # noqa: PLC0415  # torch is not for those who only write the JSON
-
+def carried_out(message: bytes) -> NoReturn:
+    """Do what a message says, and leave the reason of a failure as the last line on standard error."""
+    work, execution = pickle.loads(message)
     try:
-        sys.exit(run(*from_json(text)).exit_code)
+        sys.exit(work.carry_out(execution))
     except (ConfigError, ValueError, OSError, RuntimeError) as error:
         sys.stderr.write(f"{type(error).__name__}: {error}\n")
         sys.exit(FAILED)
@@ -157,10 +163,5 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def exit_of(number: int) -> int:
-    """Return the exit code of a run that saved and stopped at a signal."""
-    return 128 + number
-
-
 if __name__ == "__main__":
-    work(sys.stdin.read())
+    carried_out(sys.stdin.buffer.read())

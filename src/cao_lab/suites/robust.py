@@ -18,73 +18,67 @@ The rules, fixed before the runs that they judge:
 - Time: processor time of all steps at the base's best rate, CAO's over the base's.
 """
 
-import os
-from collections.abc import Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from multiprocessing import get_context
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from tqdm import tqdm
 
-from cao_lab.config import ConfigError, Execution
-from cao_lab.log.sweeps import HEADER
-from cao_lab.suites.runner import FAILED
+from cao_lab.config import Execution
+from cao_lab.log.reading import read_text
+from cao_lab.suites.runner import run_works
 from cao_lab.sweeps.problems import PROBLEMS, Problem
-from cao_lab.sweeps.sweep import METHODS, carry_out
+from cao_lab.sweeps.sweep import EVALUATIONS, METHODS, carry_out, is_over
 
 SEEDS = (1, 2, 3)
 SUITE = "robust"
 
 
+@dataclass(frozen=True)
+class SweepRun:
+    """A sweep over all rates of one problem from one start, as a part of a suite."""
+
+    problem: Problem
+    seed: int
+
+    @property
+    def folder(self) -> Path:
+        """Where its log lies."""
+        return Path(SUITE, self.problem.name, f"seed{self.seed}")
+
+    @property
+    def size(self) -> int:
+        """Its runs: a rate of a method each."""
+        return sum(len(method.rates) for method in METHODS.values())
+
+    def done(self, logs: Path) -> int:
+        """Return how many runs it has written."""
+        path = logs / self.folder / "losses.csv"
+        return read_text(path).count("\n") // (EVALUATIONS + 1) if path.exists() else 0
+
+    def outcome(self, logs: Path) -> str | None:
+        """Return `finished` if the log says so."""
+        return "finished" if is_over(self.problem, self.seed, logs / SUITE) else None
+
+    def carry_out(self, execution: Execution) -> int:
+        """Train at every rate that the log does not have yet."""
+        torch.set_num_threads(execution.threads or 1)
+        for _ in carry_out(self.problem, self.seed, execution.logs / SUITE, execution.data_dir):
+            pass
+        return 0
+
+
+# The longest last, seed by seed.
+SWEEPS = [SweepRun(problem, seed) for seed in SEEDS for problem in PROBLEMS]
+
+
 def run_robust(execution: Execution, jobs: int) -> int:
-    """Carry out what is not over yet, several sweeps side by side; return 0, or 1 if a sweep failed."""
-    if jobs < 1:
-        raise ConfigError(f"jobs must be at least 1, got {jobs}")
-    folder = execution.logs / SUITE
-    sweeps = unfinished(folder)
+    """Carry out what is not over yet; return 0, or 1 if a sweep failed."""
     # Times are the processor's, of which threads that wait for each other use up any amount.
-    threads = execution.threads or 1
-    failures = 0
-    with (
-        ProcessPoolExecutor(jobs, get_context("spawn"), torch.set_num_threads, (threads,)) as pool,
-        tqdm(total=len(sweeps), unit="sweep", disable=None) as bar,
-    ):
-        waiting: dict[Future[None], str] = {
-            pool.submit(work, problem, seed, folder, execution.data_dir, os.getpid()): f"{problem.name} seed {seed}"
-            for problem, seed in sweeps
-        }
-        while waiting:
-            ended, _ = wait(waiting, return_when=FIRST_COMPLETED)
-            for future in ended:
-                name, error = waiting.pop(future), future.exception()
-                failures += error is not None
-                bar.update()
-                tqdm.write(f"finished {name}" if error is None else f"failed {name} ({error})")
-    tqdm.write(f"{len(sweeps)} sweeps, {failures} failed: {folder}")
-    return FAILED if failures else 0
-
-
-def unfinished(folder: Path) -> Sequence[tuple[Problem, int]]:
-    """Return what is to be run; the longest last, seed by seed."""
-    return [
-        (problem, seed)
-        for seed in SEEDS
-        for problem in PROBLEMS
-        if not (folder / problem.name / f"seed{seed}" / HEADER).exists()
-    ]
-
-
-def work(problem: Problem, seed: int, folder: Path, data: Path | None, parent: int) -> None:
-    """Carry out one sweep in this process, as long as the one that asked for it is there."""
-    for _ in carry_out(problem, seed, folder, data):
-        if os.getppid() != parent:
-            os._exit(FAILED)  # To return would be to wait for more work, for ever.
+    return run_works(SWEEPS, replace(execution, threads=execution.threads or 1), jobs, SUITE, "rate")
 
 
 def list_robust(execution: Execution) -> list[str]:
     """Return a line for each sweep that is not over, and their number of steps."""
-    sweeps = unfinished(execution.logs / SUITE)
-    runs = sum(len(method.rates) for method in METHODS.values())
-    steps = runs * sum(problem.steps for problem, _ in sweeps)
-    return [*(f"  to run  {SUITE}/{p.name}/seed{seed}" for p, seed in sweeps), f"{steps:,} steps in all"]
+    sweeps = [sweep for sweep in SWEEPS if sweep.outcome(execution.logs) is None]
+    steps = sum(sweep.size * sweep.problem.steps for sweep in sweeps)
+    return [*(f"  to run  {sweep.folder}" for sweep in sweeps), f"{steps:,} steps in all"]

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from cao_lab.config import ConfigError, Execution, RunConfig, SlurmOptions
-from cao_lab.suites.launch import exit_of, start_process, to_json
+from cao_lab.config import ConfigError, Execution, SlurmOptions
+from cao_lab.suites.launch import Work, start_process, to_bytes
 
 QUEUE_SECONDS = 10.0
 # A run that needs more time than a job has is requeued as often as it takes.
@@ -31,17 +31,18 @@ class Slurm:
         self.submitit, self.threads = checked_submitit(options, cluster), options.cpus
         self._queue: tuple[float, set[str] | None] = (0.0, None)
 
-    def start(self, configs: Sequence[RunConfig], execution: Execution) -> list["SlurmRun"]:
+    def start(self, works: Sequence[Work], execution: Execution) -> list["SlurmRun"]:
         """Submit what is not in the queue already, and return at once."""
         ids = {name: job for name, job in self._recorded().items() if self.is_queued(job)}
-        new = [config for config in configs if str(config.folder) not in ids]
+        new = [work for work in works if str(work.folder) not in ids]
         executor = self._executor()
         with executor.batch():
-            submitted = [executor.submit(RunInJob(to_json(config, execution))) for config in new]
-        ids |= {str(config.folder): job.job_id for config, job in zip(new, submitted, strict=True)}
+            submitted = [executor.submit(RunInJob(to_bytes(work, execution))) for work in new]
+        jobs = {str(work.folder): job for work, job in zip(new, submitted, strict=True)}
+        ids |= {name: job.job_id for name, job in jobs.items()}
         self._record(ids)
-        jobs = {str(config.folder): job for config, job in zip(new, submitted, strict=True)}
-        return [SlurmRun(config, jobs.get(name) or self._found(ids[name]), self) for config, name in named(configs)]
+        named = [(work, str(work.folder)) for work in works]
+        return [SlurmRun(work, jobs.get(name) or self._found(ids[name]), self) for work, name in named]
 
     def parameters(self) -> dict[str, Any]:
         """Return what is asked of Slurm, by submitit's names."""
@@ -100,8 +101,8 @@ class Slurm:
 class SlurmRun:
     """A run that Slurm carries out, or will."""
 
-    def __init__(self, config: RunConfig, job: Any, slurm: Slurm) -> None:
-        self.config, self.job, self.slurm = config, job, slurm
+    def __init__(self, work: Work, job: Any, slurm: Slurm) -> None:
+        self.work, self.job, self.slurm = work, job, slurm
         self.reason = "it is still running"
         self._started_at = time.monotonic()
 
@@ -132,19 +133,19 @@ class SlurmRun:
 class RunInJob:
     """A run as a job carries it out: in a process of its own, which saves when it is asked to stop."""
 
-    def __init__(self, text: str) -> None:
-        self.text = text
+    def __init__(self, message: bytes) -> None:
+        self.message = message
         self.process: subprocess.Popen[bytes] | None = None
 
     def __call__(self) -> int:
         """Run to the end and return the exit code."""
-        self.process = start_process(self.text.encode(), stderr=None)
+        self.process = start_process(self.message, stderr=None)
         try:
             while self.process.poll() is None:
                 time.sleep(0.2)
         finally:
             self.process.terminate()
-        if self.process.returncode in (exit_of(signal.SIGTERM), exit_of(signal.SIGUSR2)):
+        if self.process.returncode in (128 + signal.SIGTERM, 128 + signal.SIGUSR2):
             wait_for_slurm()
         return self.process.returncode
 
@@ -156,18 +157,13 @@ class RunInJob:
             self.process.terminate()
             # Not Popen.wait: a signal handler would wait for a lock that its own thread may hold.
             os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOWAIT)
-        return DelayedSubmission(RunInJob(self.text))
+        return DelayedSubmission(RunInJob(self.message))
 
 
 def wait_for_slurm(seconds: float = 600.0) -> None:
     """Stay until Slurm, which sent SIGTERM, ends the job: one that ends before it is preempted is not requeued."""
     if "SLURM_JOB_ID" in os.environ:
         time.sleep(seconds)
-
-
-def named(configs: Sequence[RunConfig]) -> list[tuple[RunConfig, str]]:
-    """Return runs with the names of their folders."""
-    return [(config, str(config.folder)) for config in configs]
 
 
 def jobs_in_queue() -> set[str] | None:

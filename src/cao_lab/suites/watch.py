@@ -46,6 +46,8 @@ from cao.curvature.operators import Scaled
 from cao.edges import known_as, metric_of
 from cao.linalg.flat import FlatParams
 from cao_lab.config import Execution
+from cao_lab.log.writing import RunLog
+from cao_lab.runs.provenance import new_header
 from cao_lab.sweeps.problems import RowReader, Task, digits
 from cao_lab.sweeps.sweep import batch_of
 from cao_lab.tasks import text
@@ -272,9 +274,13 @@ def run_watch(execution: Execution, dry_run: bool) -> int:
 def write_down(folder: Path, runs: list[Run], task: str, optimizer: str, seed: int) -> None:
     """Write down the runs of one network and one start."""
     about = {"task": task, "optimizer": optimizer, "seed": seed}
-    folder.mkdir(parents=True, exist_ok=True)
-    write(folder / "looks.csv", [about | {"schedule": row["schedule"]} | look for row, seen in runs for look in seen])
-    write(folder / "runs.csv", [about | row for row, _ in runs])
+    with RunLog(folder) as log:
+        if log.header is None:
+            log.write_header(new_header("alarms", ("watch", "networks", folder.name, 0), {}, torch.device("cpu")))
+        append(
+            folder / "looks.csv", [about | {"schedule": row["schedule"]} | look for row, seen in runs for look in seen]
+        )
+        append(folder / "runs.csv", [about | row for row, _ in runs])
 
 
 def unfinished(path: Path, seeds: Sequence[int]) -> list[tuple[str, str, int]]:
@@ -285,7 +291,7 @@ def unfinished(path: Path, seeds: Sequence[int]) -> list[tuple[str, str, int]]:
     return [each for each in wanted if each not in done]
 
 
-def write(path: Path, rows: list[dict[str, Any]]) -> None:
+def append(path: Path, rows: list[dict[str, Any]]) -> None:
     """Add rows to a CSV file."""
     is_new = not path.exists()
     with path.open("a", newline="") as file:

@@ -1,11 +1,8 @@
 """One problem from one start, trained by each method at each rate, one after the other in one process."""
 
-import csv
-import json
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +11,11 @@ from torch import Tensor
 from torch.optim import SGD, AdamW, Optimizer
 
 from cao import CAO
-from cao_lab.log.records import SweepRecord
-from cao_lab.log.sweeps import HEADER, RECORDS
-from cao_lab.runs.provenance import git_commit
+from cao_lab.log.header import read_header
+from cao_lab.log.reading import read_rows
+from cao_lab.log.records import LogError, SweepRecord
+from cao_lab.log.writing import RunLog
+from cao_lab.runs.provenance import new_header, now
 from cao_lab.sweeps.problems import Problem, Task
 
 Build = Callable[[list[Tensor], float], Optimizer]
@@ -66,20 +65,39 @@ EVALUATIONS = 10
 
 
 def carry_out(problem: Problem, seed: int, folder: Path, data: Path | None = None) -> Iterator[str]:
-    """Train at every rate that the log does not have yet, and write each run down when it is over."""
-    path = folder / problem.name / f"seed{seed}"
-    path.mkdir(parents=True, exist_ok=True)
-    done = runs_in(path / RECORDS)
-    for label, method in METHODS.items():
-        for rate in method.rates:
-            if (label, rate) not in done:
-                write(path / RECORDS, train(problem, seed, label, rate, data))
-                yield f"{problem.name} seed {seed} {label} {rate:g}"
-    header = {
-        "problem": problem.name, "kind": problem.kind, "batch": problem.batch, "steps": problem.steps, "seed": seed,
-        "git_commit": git_commit(), "torch": torch.__version__, "threads": torch.get_num_threads(),
-    }  # fmt: skip
-    (path / HEADER).write_text(json.dumps(header, indent=1) + "\n")
+    """Train at every rate that the log does not have yet, and write each run down, whole, when it is over."""
+    with RunLog(folder / problem.name / f"seed{seed}", losses=SweepRecord) as log:
+        header = log.header
+        if header is None:
+            facts = {"batches": problem.kind, "batch": problem.batch, "steps": problem.steps}
+            place = (folder.name, problem.name, "sweep", seed)
+            log.write_header(new_header("sweep", place, facts, torch.device("cpu")))
+        elif header["status"] == "finished":
+            return
+        known = runs_in(log)
+        for label, method in METHODS.items():
+            for rate in method.rates:
+                if (label, rate) not in known:
+                    log.losses.append(train(problem, seed, label, rate, data))
+                    log.sync()
+                    yield f"{problem.name} seed {seed} {label} {rate:g}"
+        log.update_header(status="finished", ended_at=now())
+
+
+def is_over(problem: Problem, seed: int, folder: Path) -> bool:
+    """Whether the log says that a sweep needs no more work."""
+    try:
+        return (read_header(folder / problem.name / f"seed{seed}") or {}).get("status") == "finished"
+    except LogError:
+        return False
+
+
+def runs_in(log: RunLog) -> set[tuple[str, float]]:
+    """Return the runs that a log has, and cut off what an interruption has left of another."""
+    records = read_rows(log.losses.path, SweepRecord).records
+    whole = len(records) // (EVALUATIONS + 1) * (EVALUATIONS + 1)
+    log.cut_back(losses=whole)
+    return {(record.method, record.lr) for record in records[:whole]}
 
 
 def train(problem: Problem, seed: int, label: str, rate: float, data: Path | None = None) -> list[SweepRecord]:
@@ -113,24 +131,3 @@ def batch_of(task: Task, size: int | None, order: torch.Generator) -> Tensor:
     """Return the rows of the next batch, drawn without replacement."""
     count = len(task.inputs)
     return torch.arange(count) if size is None else torch.randperm(count, generator=order)[:size]
-
-
-def runs_in(path: Path) -> set[tuple[str, float]]:
-    """Return the runs that a log has."""
-    if not path.exists():
-        return set()
-    with path.open(newline="") as file:
-        return {(row["method"], float(row["lr"])) for row in csv.DictReader(file)}
-
-
-def write(path: Path, records: list[SweepRecord]) -> None:
-    """Add a run to a log, in one write, so that an interruption leaves no part of one."""
-    lines = [asdict(record) for record in records]
-    is_new = not path.exists()
-    with path.open("a", newline="") as file:
-        writer = csv.DictWriter(file, list(lines[0]))
-        if is_new:
-            writer.writeheader()
-        writer.writerows(lines)
-        file.flush()
-        os.fsync(file.fileno())

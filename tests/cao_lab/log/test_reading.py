@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from synthetic_logs import EPOCH_HEADER, REFRESH_HEADER, Run, epoch_lines, header, refresh_lines
 
-from cao_lab.log.header import read_header, read_run, run_record
+from cao_lab.log.header import OtherKindError, read_header, read_run, read_solve, read_sweep, run_record
 from cao_lab.log.reading import read_rows
 from cao_lab.log.records import EpochRecord, LogError, RefreshRecord
 from cao_lab.log.writing import RowFile
@@ -202,3 +202,23 @@ def read_old() -> EpochRecord:
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "epochs.csv").write_text(EPOCHS)
         return read_rows(Path(folder, "epochs.csv"), EpochRecord).records[0]
+
+
+LOGS = Path(__file__).parents[3] / "logs"
+OLDER = {
+    "run.json": (read_run, "mini/cifar10-resnet18w8-n5000/adam/seed0"),
+    "solve.json": (read_solve, "scientific/wave-3x20/adam/seed1"),
+    "sweep.json": (read_sweep, "robust/mlp/seed1"),
+}
+
+
+@pytest.mark.parametrize("name", OLDER)
+def test_the_shipped_logs_of_format_1_are_read_as_those_of_today(name):
+    read, place = OLDER[name]
+    assert (LOGS / place / name).exists()
+    found = read(LOGS / place)
+    assert (found.status, found.suite, found.task) == ("finished", *place.split("/")[:2])
+    assert found.seed == int(place[-1])
+    for other in {read_run, read_solve, read_sweep} - {read}:
+        with pytest.raises(OtherKindError, match="is of a run of kind"):
+            other(LOGS / place)

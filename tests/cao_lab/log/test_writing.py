@@ -82,9 +82,9 @@ def test_a_damaged_log_is_refused_untouched_and_the_message_says_what_to_do(tmp_
 
 def test_header_is_replaced_as_a_whole(tmp_path):
     with RunLog(tmp_path) as log:
-        log.write_header({"status": "running", "seed": 1})
+        log.write_header({"kind": "training", "status": "running", "seed": 1})
         log.update_header(status="finished")
-        assert log.header == {"status": "finished", "seed": 1}
+        assert log.header == {"kind": "training", "status": "finished", "seed": 1}
     assert not (tmp_path / "run.json.new").exists()
 
 

@@ -4,8 +4,7 @@ import math
 
 import pytest
 
-from cao_lab.log.records import SweepRecord
-from cao_lab.log.sweeps import Sweep
+from cao_lab.log.records import Sweep, SweepRecord
 from cao_lab.reporting.robust import (
     ARROW,
     contests,
@@ -31,7 +30,7 @@ def sweep(seed, ours, theirs, problem="mlp", kind="full"):
         for lr, losses in zip(RATES, curves, strict=True)
         for record in run(method, lr, losses, seconds)
     ]
-    return Sweep(problem, kind, 2, seed, tuple(records))
+    return Sweep("finished", "robust", problem, "sweep", seed, None, kind, 2, tuple(records))
 
 
 @pytest.fixture
@@ -108,7 +107,7 @@ def test_the_figure_of_the_rules_shows_what_was_captured_and_what_it_cost():
             for method in ("cao", "sgd")
             for step in (0, 5, 10)
         ]
-        return Sweep("mlp", "full", 10, seed, tuple(records))
+        return Sweep("finished", "robust", "mlp", "sweep", seed, None, "full", 10, tuple(records))
 
     found = contests([with_effort(1, 2, 1), with_effort(2, 4, 3)])
     captured, products, *_ = effort_figure(found).axes

@@ -7,7 +7,7 @@ import pytest
 from synthetic_logs import Run, write_run
 from synthetic_solves import write_solve
 
-from cao_lab.log.solves import SolveRun
+from cao_lab.log.records import SolveRun
 from cao_lab.reporting.report import write_report
 from cao_lab.reporting.scientific import (
     ALL_PEERS,
@@ -130,6 +130,7 @@ def test_runs_that_are_unfinished_or_damaged_are_told_and_judge_nothing(tmp_path
     write_solve(tmp_path, "soap", [(40, 8, 1e-9, 0.3)], seed=2, parameters="many")
     missing: list[str] = []
     runs = load_solves(tmp_path, missing)
+    missing.sort()
     assert [sentence.split(":")[0] for sentence in missing] == [
         "scientific/wave-3x20/adam/seed1",
         "scientific/wave-3x20/soap/seed2",

@@ -16,7 +16,8 @@ from cao_lab.log.header import read_header
 from cao_lab.runs import checkpoint
 from cao_lab.runs.methods.cao import CAOConfig
 from cao_lab.runs.methods.first_order import AdamConfig
-from cao_lab.suites.launch import to_json, work
+from cao_lab.suites.launch import carried_out, to_bytes
+from cao_lab.suites.runner import TrainingRun
 
 KILLS = 20
 MEASURED = {"train_seconds", "peak_memory_mib"}
@@ -35,7 +36,7 @@ CONFIGS = [
 
 def start(config, logs):
     execution = Execution(logs=logs, threads=1, checkpoint_minutes=0.05 / 60)
-    process = CONTEXT.Process(target=work, args=(to_json(config, execution),))
+    process = CONTEXT.Process(target=carried_out, args=(to_bytes(TrainingRun(config), execution),))
     process.start()
     return process
 

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from cao_lab.config import ConfigError, Execution
+from cao_lab.log.header import read_solve
 from cao_lab.log.records import LogError
-from cao_lab.log.solves import read_solve
 from cao_lab.solvers import solving as solving_module
 from cao_lab.solvers.budget import Budget
 from cao_lab.solvers.contest import Contest, carry_out, is_over, prices, with_seed
@@ -37,7 +37,7 @@ def carried_out(contest: Contest, folder: Path) -> list[str]:
 
 
 def header(folder: Path, label: str) -> dict[str, Any]:
-    loaded: dict[str, Any] = json.loads((folder / CONTEST.folder(label) / "solve.json").read_text())
+    loaded: dict[str, Any] = json.loads((folder / CONTEST.folder(label) / "run.json").read_text())
     return loaded
 
 
@@ -96,7 +96,7 @@ def test_a_method_that_joins_later_gets_a_price_and_the_others_keep_theirs(tmp_p
 def test_what_is_over_is_not_run_again(tmp_path: Path) -> None:
     assert carried_out(CONTEST, tmp_path) == ["sketched-lbfgs", "torch-lbfgs"]
     assert carried_out(CONTEST, tmp_path) == []
-    path = tmp_path / CONTEST.folder("torch-lbfgs") / "solve.json"
+    path = tmp_path / CONTEST.folder("torch-lbfgs") / "run.json"
     path.write_text(path.read_text().replace('"finished"', '"running"'))
     assert carried_out(CONTEST, tmp_path) == ["torch-lbfgs"]
 
@@ -123,9 +123,7 @@ def test_a_run_that_was_killed_is_a_log_and_begins_anew(tmp_path: Path) -> None:
     whole = read_solve(folder)
     rows = (folder / "records.csv").read_text()
     (folder / "records.csv").write_text(rows[: len(rows) // 2])
-    (folder / "solve.json").write_text(
-        json.dumps(header(tmp_path, "torch-lbfgs") | {"status": "running", "ended": None})
-    )
+    (folder / "run.json").write_text(json.dumps(header(tmp_path, "torch-lbfgs") | {"status": "running", "ended": None}))
     torn = read_solve(folder)
     assert (torn.status, torn.ended) == ("running", None)
     assert torn.records == whole.records[: len(torn.records)] != whole.records
@@ -141,9 +139,9 @@ def test_contests_run_in_processes_of_their_own_and_failures_are_told(
     prices(good, tmp_path / "tiny")
     assert run_contests("tiny", [good, bad], Execution(logs=tmp_path, threads=1), jobs=2) == 1
     told = capsys.readouterr().out
-    assert "finished regression-1x4 seed 7" in told
-    assert "failed (ValueError: interior must be from 1 to 25500, got 0) regression-1x4 seed 7" in told
-    assert "2 contests, 1 failed" in told
+    assert "finished tiny/regression-1x4/torch-lbfgs/seed7" in told
+    assert "ValueError: interior must be from 1 to 25500, got 0" in told
+    assert "2 runs ended, 1 failed" in told
     assert read_solve(tmp_path / "tiny" / good.folder("torch-lbfgs")).ended == "spent"
 
 
@@ -185,8 +183,8 @@ def test_a_suite_that_is_asked_to_stop_leaves_no_process_behind(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("format", 2, "format must be 1, got 2"),
-        ("status", "idle", "status must be one of running, finished, failed, got 'idle'"),
+        ("format", 3, "format must be 1 or 2, got 3"),
+        ("status", "idle", "status must be one of running, interrupted, finished, diverged, failed, got 'idle'"),
         ("task", "../x", "task must be the name of a folder"),
         ("price", 3, "price must be an object, got 3"),
         ("budget", {"evaluations": None}, r"budget\.evaluations must be a finite number, got None"),
@@ -196,8 +194,8 @@ def test_a_suite_that_is_asked_to_stop_leaves_no_process_behind(tmp_path: Path) 
 def test_a_damaged_header_is_refused_by_name(tmp_path: Path, key: str, value: object, message: str) -> None:
     carried_out(replace(CONTEST, methods={"torch-lbfgs": TorchLBFGS()}), tmp_path)
     folder = tmp_path / CONTEST.folder("torch-lbfgs")
-    (folder / "solve.json").write_text(json.dumps(header(tmp_path, "torch-lbfgs") | {key: value}))
-    with pytest.raises(LogError, match=rf"solve\.json cannot be read \({message}"):
+    (folder / "run.json").write_text(json.dumps(header(tmp_path, "torch-lbfgs") | {key: value}))
+    with pytest.raises(LogError, match=rf"run\.json cannot be read \({message}"):
         read_solve(folder)
 
 
@@ -208,5 +206,5 @@ def test_damaged_records_and_missing_files_are_refused(tmp_path: Path) -> None:
     path.write_text(path.read_text().replace("\n", "\n1,2,3\n", 1))
     with pytest.raises(LogError, match=r"records\.csv cannot be read \(line 2 is damaged"):
         read_solve(folder)
-    with pytest.raises(LogError, match=r"no solve\.json"):
+    with pytest.raises(LogError, match=r"no run\.json"):
         read_solve(tmp_path)

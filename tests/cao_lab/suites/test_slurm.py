@@ -15,7 +15,7 @@ from cao_lab.runs.stopping import StopRequest
 from cao_lab.suites import find_suite
 from cao_lab.suites import slurm as slurm_module
 from cao_lab.suites.estimate import list_runs
-from cao_lab.suites.runner import SuiteRunner, run_suite
+from cao_lab.suites.runner import SuiteRunner, TrainingRun, run_suite
 from cao_lab.suites.slurm import Slurm, jobs_in_queue
 
 SUITE = """
@@ -54,7 +54,7 @@ def test_a_job_whose_time_is_up_saves_is_requeued_and_goes_on(suite_file, tmp_pa
     config = find_suite(f"{suite_file}:LONG")[1][0]
     folder = tmp_path / "logs" / config.folder
     runner = runner_of(tmp_path)
-    (run,) = runner.launcher.start([config], runner.execution)
+    (run,) = runner.launcher.start([TrainingRun(config)], runner.execution)
     while not (folder / "epochs.csv").exists():
         time.sleep(0.01)
     # submitit's task, whose parent is the process that plays the part of Slurm.

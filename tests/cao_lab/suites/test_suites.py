@@ -1,6 +1,7 @@
 import itertools
 import json
 import math
+import pickle
 import signal
 import subprocess
 import sys
@@ -22,11 +23,11 @@ from cao_lab.runs.stopping import StopRequest
 from cao_lab.suites import SUITES, find_suite, rounds_of, runner
 from cao_lab.suites.demo import CONDITIONING
 from cao_lab.suites.estimate import Measured, duration, list_runs, run_seconds
-from cao_lab.suites.launch import LocalProcesses, from_json, to_json
+from cao_lab.suites.launch import LocalProcesses, to_bytes
 from cao_lab.suites.mini import MINI, MINI_SENSITIVITY
 from cao_lab.suites.paper import DEMO, MATCHED_SGD, PAPER, SENSITIVITY
 from cao_lab.suites.rounds import FinishedRun, together
-from cao_lab.suites.runner import SuiteRunner, run_suite
+from cao_lab.suites.runner import TrainingRun, run_suite
 from cao_lab.suites.stable_range import CIFAR, DIGITS, STEPS_PER_EPOCH, largest_stable_rate
 from cao_lab.suites.transformer import STEPS_PER_EPOCH as STEPS_OF_TEXT
 from cao_lab.suites.transformer import transformer
@@ -269,7 +270,7 @@ def test_a_suite_may_come_from_a_file_of_the_users(tmp_path, monkeypatch):
 
 def test_a_job_is_told_everything_by_json(tmp_path):
     execution = Execution(logs=tmp_path, threads=1, checkpoint_minutes=2.5)
-    assert from_json(to_json(DEMO[3], execution)) == (DEMO[3], execution)
+    assert pickle.loads(to_bytes(DEMO[3], execution)) == (DEMO[3], execution)
 
 
 SUITE_FILE = """
@@ -310,7 +311,7 @@ def test_a_suite_goes_past_failures_reports_them_and_skips_what_is_over(suite_fi
     assert "3 runs ended, 1 failed" in said
 
     started = []
-    monkeypatch.setattr(LocalProcesses, "start", lambda self, configs, _: started.append(configs[0].label) or 1 / 0)
+    monkeypatch.setattr(LocalProcesses, "start", lambda self, works, _: started.append(works[0].config.label) or 1 / 0)
     with pytest.raises(ZeroDivisionError):
         run_suite(f"{suite_file}:MIXED", execution, jobs=1)
     assert started == ["adam"]
@@ -338,7 +339,7 @@ def test_a_damaged_row_of_a_run_that_is_over_is_named(tmp_path):
     path = tmp_path / config.folder / "epochs.csv"
     path.write_text(path.read_text().replace("\n1,", "\none,"))
     with pytest.raises(LogError, match=r"seed0: epochs.csv cannot be read .*; remove the folder to run it anew"):
-        SuiteRunner(Execution(logs=tmp_path), 1, StopRequest()).finished(config)
+        TrainingRun(config).finished(tmp_path)
 
 
 class AtOnce:
@@ -347,18 +348,18 @@ class AtOnce:
     class Job:
         has_ended, reason = True, "none"
 
-        def __init__(self, config):
-            self.config = config
+        def __init__(self, work):
+            self.work = work
 
     room, threads = 5, 1
 
     def __init__(self, jobs):
         assert jobs == 1
 
-    def start(self, configs, execution):
-        for config in configs:
-            run(config, execution)
-        return [self.Job(config) for config in configs]
+    def start(self, works, execution):
+        for work in works:
+            run(work.config, execution)
+        return [self.Job(work) for work in works]
 
 
 def test_a_generator_receives_its_finished_runs_from_any_launcher(suite_file, tmp_path, capsys, monkeypatch):

@@ -3,6 +3,7 @@ import csv
 import pytest
 
 from cao_lab.config import Execution
+from cao_lab.log.header import read_header
 from cao_lab.suites import watch
 from cao_lab.suites.watch import Above, Divergence, Spike, fixed, rising, run_watch, unfinished
 
@@ -55,4 +56,6 @@ def test_the_suite_writes_runs_and_looks_and_leaves_alone_what_is_there(tmp_path
     looks = list(csv.DictReader((tmp_path / "watch" / "looks.csv").open()))
     assert all(0.2 < float(look["seen"]) / float(look["true"]) < 1.01 for look in looks)
     assert {row["schedule"] for row in csv.DictReader((tmp_path / "watch" / "long" / "runs.csv").open())} == {"long"}
+    header = read_header(tmp_path / "watch")
+    assert (header["format"], header["kind"], header["suite"]) == (2, "alarms", "watch")
     assert unfinished(tmp_path / "watch" / "runs.csv", [1]) == []

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch.optim import SGD
 
+from cao_lab.log.header import read_header, read_sweep, read_sweeps
 from cao_lab.log.records import LogError
-from cao_lab.log.sweeps import HEADER, RECORDS, read_sweep, read_sweeps
 from cao_lab.sweeps import sweep
 from cao_lab.sweeps.problems import PROBLEMS, Problem, regression
 from cao_lab.sweeps.sweep import METHODS, carry_out, half_decades, train
@@ -61,7 +61,8 @@ def test_a_sweep_that_was_interrupted_goes_on_where_it_was(tmp_path, monkeypatch
     done = carry_out(SHORT, 1, tmp_path)
     assert [next(done), next(done)] == [f"linear-regression seed 1 sgd {rate:g}" for rate in few["sgd"].rates]
     folder = tmp_path / "linear-regression/seed1"
-    assert not (folder / HEADER).exists()
+    assert read_header(folder)["status"] == "running"
+    done.close()
     assert len(list(carry_out(SHORT, 1, tmp_path))) == 2
     assert list(carry_out(SHORT, 1, tmp_path)) == []
     (found,) = read_sweeps(tmp_path, [])
@@ -70,8 +71,8 @@ def test_a_sweep_that_was_interrupted_goes_on_where_it_was(tmp_path, monkeypatch
 
 
 def test_a_damaged_log_is_refused_with_the_reason(tmp_path):
-    (tmp_path / HEADER).write_text('{"problem": "mlp", "kind": "full", "steps": 3, "seed": 1}')
-    (tmp_path / RECORDS).write_text("method,lr,step,loss,seconds,products,captured\nsgd,fast,0,1,0,0,0\n")
+    (tmp_path / "sweep.json").write_text('{"problem": "mlp", "kind": "full", "steps": 3, "seed": 1}')
+    (tmp_path / "losses.csv").write_text("method,lr,step,loss,seconds,products,captured\nsgd,fast,0,1,0,0,0\n")
     with pytest.raises(LogError, match="could not convert string to float: 'fast'"):
         read_sweep(tmp_path)
 
@@ -81,7 +82,7 @@ def test_a_damaged_sweep_costs_itself_and_a_sentence(tmp_path, content):
     for seed, text in ((1, '{"problem": "mlp", "kind": "full", "steps": 3, "seed": 1}'), (2, content)):
         folder = tmp_path / f"robust/mlp/seed{seed}"
         folder.mkdir(parents=True)
-        (folder / HEADER).write_text(text)
+        (folder / "sweep.json").write_text(text)
     missing = []
     (found,) = read_sweeps(tmp_path / "robust", missing)
     assert found.seed == 1
