@@ -36,20 +36,35 @@ class Problem:
         # A few columns are computed one by one, which needs no check of each Jacobian.
         largest = 0 if variables.size <= ONE_BY_ONE else LARGEST_JACOBIAN
         self.source = LeastSquares(residuals, variables.params, max_jacobian_size=largest)
-        self.variables, self.shape = variables, loss
+        self.residuals, self.variables, self.shape = residuals, variables, loss
         self.count: int | None = None
+
+    @property
+    def numbers(self) -> int:
+        """How many numbers the Jacobian has, once there were residuals."""
+        return (self.count or 0) * self.variables.size
+
+    def squares(self) -> LeastSquares:
+        """Return a source of curvature for a solver that knows no loss but the sum of squares."""
+        if self.shape.is_linear:
+            return LeastSquares(self.residuals, self.variables.params)
+        return LeastSquares(self._as_squares, self.variables.params)
+
+    def _as_squares(self) -> list[Tensor]:
+        result = self.residuals()
+        return [self.shape.as_squares(part) for part in ([result] if isinstance(result, Tensor) else result)]
 
     def loss(self) -> float:
         """Return the loss where the parameters are."""
         residuals = self.source.values()
-        self._check_count(len(residuals))
+        self.check_count(len(residuals))
         return float(self.shape.of(residuals.double()))
 
     def linearize(self) -> Local:
         """Return residuals and Jacobian where the parameters are."""
         linearized = self.source.linearize()
         residuals = linearized.residuals.detach()
-        self._check_count(len(residuals))
+        self.check_count(len(residuals))
         jacobian = jacobian_of(linearized, self.variables.size)
         residuals_factor, rows_factor = self.shape.corrected(residuals)
         return Local(
@@ -62,7 +77,8 @@ class Problem:
         if not math.isfinite(loss):
             raise ValueError(f"the loss is {loss} at the start; choose parameters where all residuals are finite")
 
-    def _check_count(self, count: int) -> None:
+    def check_count(self, count: int) -> None:
+        """Refuse residuals of another number than before."""
         if self.count not in (None, count):
             raise ValueError(
                 f"there were {self.count} residuals at the start, and now there are {count}; return the same number at "

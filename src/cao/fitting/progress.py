@@ -65,7 +65,7 @@ class Observer:
 
     def is_stopped_by(self, state: State) -> bool:
         """Note an iteration, and return whether it is to be the last one."""
-        is_shown = not self.history or not state.refreshes or state.refreshes > self.history[-1].refreshes
+        is_shown = state.jacobians or not self.history or state.refreshes > self.history[-1].refreshes
         self.history.append(state)
         if self.is_verbose and is_shown:
             sys.stdout.write(f"{state}\n")

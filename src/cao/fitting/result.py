@@ -128,11 +128,10 @@ class Fit:
         if self._problem is None:
             raise ValueError("a loss function has no residuals to take a covariance from; pass fit the residuals")
         if self._local is None:
-            count = self._problem.count or 0
-            if (numbers := count * self._variables.size) > LARGEST_JACOBIAN:
+            if self._problem.numbers > LARGEST_JACOBIAN:
                 raise ValueError(
-                    f"the Jacobian has {numbers:,} numbers, more than the {LARGEST_JACOBIAN:,} that a covariance is "
-                    "computed from; fit with fewer residuals, or require gradients of fewer parameters"
+                    f"the Jacobian has {self._problem.numbers:,} numbers, more than the {LARGEST_JACOBIAN:,} that a "
+                    "covariance is computed from; fit with fewer residuals, or require gradients of fewer parameters"
                 )
             now = self._variables.position()
             self._variables.move(self._position)

@@ -26,6 +26,8 @@ class TrustRegion:
     hold, and the end is that of Gauss–Newton.
     """
 
+    name = "trust-region"
+
     def __init__(self, problem: Problem, tolerances: Tolerances, observer: Observer) -> None:
         self.problem, self.variables = problem, problem.variables
         self.tolerances, self.observer = tolerances, observer
@@ -48,6 +50,16 @@ class TrustRegion:
                 ending = self._advance(local)
         finally:
             self.variables.move(self.position)
+
+    @property
+    def loss(self) -> float:
+        """The loss where the fit stands."""
+        return math.nan if self.local is None else self.local.loss
+
+    @property
+    def gradient_norm(self) -> float:
+        """The largest entry of the gradient there, without those that a bound holds."""
+        return math.nan if self.local is None else float(self.slope(self.local).abs().max())
 
     def slope(self, local: Local) -> Float[Tensor, " n"]:
         """Return the gradient, without entries that a bound holds."""
