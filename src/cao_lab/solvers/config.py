@@ -7,8 +7,9 @@ from typing import Literal
 import tyro
 
 MethodName = Literal[
-    "sketched-lbfgs", "torch-lbfgs", "scipy-lbfgsb", "scipy-bfgs", "nncg", "lbfgs-nncg", "soap", "adam"
-]
+    "sketched-lbfgs", "torch-lbfgs", "scipy-lbfgsb", "scipy-bfgs", "ssbfgs", "ssbroyden", "levenberg-marquardt",
+    "target-ratio", "engd-w", "spring", "nncg", "lbfgs-nncg", "soap", "adam",
+]  # fmt: skip
 
 
 class SolveError(Exception):

@@ -75,7 +75,7 @@ class Objective:
     def graph(self) -> Float[Tensor, ""]:
         """Return the loss with its graph, for a method that differentiates it by itself."""
         self._check_budget()
-        with default_dtype(self._dtype):
+        with default_dtype(self._dtype), torch.enable_grad():
             loss = self.problem.loss()
         self._book(float(loss.detach()))
         return loss

@@ -35,27 +35,37 @@ class ScipyBFGS:
 
     def minimize(self, objective: Objective) -> str:
         """Run until the budget is spent, or the search fails."""
-        here = flat(objective.params).double().numpy()
-        if len(here) > self.max_size:
-            size = f"{self.max_size} parameters, got {len(here)}"
-            raise SolveError(f"{self.name} holds a dense matrix and takes up to {size}")
-        value_at, gradient_at = remembering(objective.at)
-        value, gradient = value_at(here), gradient_at(here)
-        value_before = value + np.linalg.norm(gradient) / 2  # So that the first step has a length of about one.
-        inverse = np.eye(len(here))
-        while gradient.any():
-            direction = -inverse @ gradient
-            try:
-                step, _, _, value, value_before, after = _line_search_wolfe12(
-                    value_at, gradient_at, here, direction, gradient, value, value_before, amin=1e-100, amax=1e100
-                )
-            except _LineSearchError:
-                return "the line search found no better point"
-            here = here + step * direction
-            after = gradient_at(here) if after is None else after
-            update(inverse, step * direction, after - gradient)
-            gradient = after
-        return "the gradient is zero"
+        check_size(objective, self.max_size, self.name)
+        return descend(objective, lambda inverse, step, change, _: update(inverse, step, change))
+
+
+def check_size(objective: Objective, most: int, name: str) -> None:
+    """Refuse parameters whose square is not affordable."""
+    size = sum(p.numel() for p in objective.params)
+    if size > most:
+        raise SolveError(f"{name} holds a dense matrix and takes up to {most} parameters, got {size}")
+
+
+def descend(objective: Objective, learn: Callable[[Matrix, Vector, Vector, Vector], None]) -> str:
+    """Follow −Hg by scipy's line search; what is learnt is told H, the step, the gradient's change, and H⁻¹ step."""
+    here = flat(objective.params).double().numpy()
+    value_at, gradient_at = remembering(objective.at)
+    value, gradient = value_at(here), gradient_at(here)
+    value_before = value + np.linalg.norm(gradient) / 2  # So that the first step has a length of about one.
+    inverse = np.eye(len(here))
+    while gradient.any():
+        direction = -inverse @ gradient
+        try:
+            step, _, _, value, value_before, after = _line_search_wolfe12(
+                value_at, gradient_at, here, direction, gradient, value, value_before, amin=1e-100, amax=1e100
+            )
+        except _LineSearchError:
+            return "the line search found no better point"
+        here = here + step * direction
+        after = gradient_at(here) if after is None else after
+        learn(inverse, step * direction, after - gradient, -step * gradient)
+        gradient = after
+    return "the gradient is zero"
 
 
 def update(inverse: Matrix, step: Vector, change: Vector) -> None:
