@@ -121,8 +121,9 @@ def test_no_requirement_of_the_wheel_names_a_place(wheel):
     assert [str(one) for one in requirements_in(wheel) if one.url] == []
 
 
-def test_the_changelog_begins_with_the_version():
+def test_changelog_and_citation_have_the_version():
     assert f"## {LIBRARY['version']} " in (ROOT / "CHANGELOG.md").read_text().split("\n\n")[1]
+    assert f"\nversion: {LIBRARY['version']}\n" in (ROOT / "CITATION.cff").read_text()
 
 
 @pytest.mark.slow
