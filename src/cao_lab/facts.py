@@ -159,6 +159,17 @@ SUITES: Mapping[str, SuiteInfo] = {
     "rathore": SuiteInfo(
         "solvers", "scientific:AT_FULL_WIDTH", about="full-batch solvers at the width of Rathore et al. (2024), 3 h"
     ),
+    "scientific-2": SuiteInfo(
+        "solvers",
+        "scientific2:SCIENTIFIC_2",
+        about="the same against stronger peers, in the same seconds, 4 core hours",
+    ),
+    "scientific-2-points": SuiteInfo(
+        "solvers", "scientific2:SCIENTIFIC_2_POINTS", about="that with six times the points, 2.5 core hours"
+    ),
+    "crossover": SuiteInfo(
+        "solvers", "scientific2:CROSSOVER", about="up to which width does a dense memory pay? 4 core hours"
+    ),
 }
 """In the order in which a report shows them; suites that are not listed follow, and nothing is judged by them."""
 

@@ -1,6 +1,7 @@
 """Reads the first record of a log, run.json: as it stands for a run that goes on, checked for a report."""
 
 from collections.abc import Callable
+from math import inf
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -162,10 +163,13 @@ def run_record(header: dict[str, Any]) -> RunRecord:
 
 def solve_run(header: dict[str, Any], records: tuple[SolveRecord, ...]) -> SolveRun:
     """Check the header of a solver's run."""
-    price = mapping("price", header.get("price"))
+    price, budget = mapping("price", header.get("price")), mapping("budget", header.get("budget"))
+    seconds = optional(number, "budget.seconds", budget.get("seconds"))
+    is_timed = seconds is not None and budget.get("evaluations") is None
     return SolveRun(
         **common(header),
-        evaluations=number("budget.evaluations", mapping("budget", header.get("budget")).get("evaluations")),
+        evaluations=inf if is_timed else number("budget.evaluations", budget.get("evaluations")),
+        seconds=inf if seconds is None else seconds,
         parameters=count("parameters", header.get("parameters"), at_least=1),
         price=number("price.product", price.get("product")),
         setup_price=number("price.setup", price.get("setup")),

@@ -145,7 +145,9 @@ class SolveRun(Header):
     """A run of a full-batch solver."""
 
     evaluations: float
-    """The budget: evaluations, products and setups at their price."""
+    """The budget: evaluations, products and setups at their price; infinite where seconds alone end a run."""
+    seconds: float
+    """The budget of seconds, infinite where there is none."""
     parameters: int
     price: float
     """Evaluations that a product costs; 0 if the method makes none."""

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields, replace
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -65,10 +66,15 @@ class Contest:
 
 
 def prices(contest: Contest, folder: Path) -> dict[str, Price]:
-    """Return what curvature costs each kind of method on this problem: as measured once, in a file for all seeds."""
+    """Return what curvature costs each kind of method on this problem: as measured once, in a file for all seeds.
+
+    Where seconds alone count it has no price.
+    """
+    kinds = {type(method).__name__: method for method in contest.methods.values()}
+    if contest.budget.evaluations == inf:
+        return dict.fromkeys(kinds, Price())
     path = folder / contest.task / "prices.json"
     known = json.loads(path.read_text()) if path.exists() else {}
-    kinds = {type(method).__name__: method for method in contest.methods.values()}
     if kinds.keys() - known.keys():
         problem = contest.problem()
         missing = {kind: method for kind, method in kinds.items() if kind not in known}
@@ -126,7 +132,7 @@ def row_of(record: Record) -> SolveRecord:
 
 def finite_or_none(value: float) -> float | None:
     """Return a number as JSON can hold it."""
-    return None if value == float("inf") else value
+    return None if value == inf else value
 
 
 def with_seed(contest: Contest, seed: int) -> Contest:

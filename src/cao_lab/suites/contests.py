@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
 from pkgutil import resolve_name
 
@@ -78,4 +79,5 @@ def list_contests(suite: str, contests: Sequence[Contest], execution: Execution)
             state = "over" if is_over(contest, label, execution.logs / suite) else "to run"
             yield f"{state:>8}  {Path(suite) / contest.folder(label)}"
     evaluations = sum(one.adam + len(one.methods) * one.budget.evaluations for one in contests)
-    yield f"{evaluations:,.0f} evaluations in all"
+    seconds = sum(len(one.methods) * one.budget.seconds for one in contests)
+    yield f"{evaluations:,.0f} evaluations in all" if isfinite(evaluations) else f"{seconds / 3600:.1f} hours in all"

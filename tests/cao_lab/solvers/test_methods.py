@@ -231,7 +231,7 @@ def test_sketched_lbfgs_is_billed_for_all_that_it_does(monkeypatch: pytest.Monke
 
         calls = 0
 
-        def __init__(self, params: Any, source: Any, seed: int, **settings: Any) -> None:
+        def __init__(self, params: Any, source: Any, seed: int, memory: str, **settings: Any) -> None:
             super().__init__(params, line_search_fn="strong_wolfe", **settings)
 
         @property

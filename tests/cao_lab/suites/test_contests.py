@@ -1,6 +1,7 @@
 """Suites of full-batch solvers: what is fixed in advance, what is logged, and that nothing is run twice."""
 
 import json
+import math
 import signal
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from cao_lab.solvers.methods.sketched import Sketched
 from cao_lab.solvers.solving import adam_phase
 from cao_lab.suites.contests import list_contests, run_contests
 from cao_lab.suites.scientific import METHODS, PROBLEMS, SCIENTIFIC, SEEDS
+from cao_lab.suites.scientific2 import CROSSOVER, SCIENTIFIC_2, SCIENTIFIC_2_POINTS
 from cao_lab.tasks.pde.problem import ProblemConfig
 
 TINY = ProblemConfig(width=4, depth=1, interior=20, initial=5, boundary=3, seed=7)
@@ -47,6 +49,29 @@ def test_all_problems_have_fresh_seeds_and_all_peers() -> None:
     assert {method.name for method in METHODS.values()} == {
         "sketched-lbfgs", "torch-lbfgs", "scipy-lbfgsb", "scipy-bfgs", "nncg", "lbfgs-nncg", "soap", "adam",
     }  # fmt: skip
+
+
+def test_each_run_of_the_ring_is_planned_once_and_all_fit_ten_hours() -> None:
+    seconds = 0.0
+    for suite in (SCIENTIFIC_2, SCIENTIFIC_2_POINTS, CROSSOVER):
+        folders = [one.folder(label) for one in suite for label in one.methods]
+        assert len(folders) == len(set(folders))
+        assert {one.size.seed for one in suite} <= {31, 32, 33, 34, 35}
+        seconds += sum(one.budget.seconds * len(one.methods) for one in suite)
+    assert seconds < 10 * 3600
+    assert [one.equation for one in SCIENTIFIC_2[:8]] == list(PROBLEMS)
+
+
+def test_seconds_alone_are_a_budget_without_prices(tmp_path: Path) -> None:
+    timed = replace(CONTEST, methods={"torch-lbfgs": TorchLBFGS()}, budget=Budget(seconds=0.05))
+    carried_out(timed, tmp_path)
+    run = read_solve(tmp_path / CONTEST.folder("torch-lbfgs"))
+    assert (run.evaluations, run.seconds) == (math.inf, 0.05)
+    assert run.records[-1].seconds >= 0.05
+    assert run.records[-1].billed == run.records[-1].evaluations
+    assert not list(tmp_path.glob("*/prices.json"))
+    *_, last = list_contests("tiny", [timed], Execution(logs=tmp_path))
+    assert last == "0.0 hours in all"
 
 
 def test_no_problem_has_more_parameters_than_residuals() -> None:

@@ -15,11 +15,13 @@ from cao_lab.tasks.pde.problem import Problem
 class NaturalGradient:
     """φ ← μφ + (JᵀJ + λI)⁻¹Jᵀ(r − μJφ), then θ ← θ − ηφ with the best η of a grid, as energy natural gradients do.
 
-    Without momentum it is ENGD-W, with it SPRING. Its authors tune λ, μ and the rate for each problem.
+    Without momentum it is ENGD-W, with it SPRING. Its authors tune λ, μ and the rate for each problem. Here λ was
+    chosen among 1e-3, 1e-4, 1e-6 and 1e-8 on `burgers` with seed 100, where the largest was the best; μ = 0.9 made no
+    headway.
     """
 
     momentum: float = 0.0
-    damping: float = 1e-8
+    damping: float = 1e-3
     halvings: int = 30
     """The grid is 1, 1/2, 1/4, …, so many times."""
 
@@ -64,4 +66,4 @@ def search(objective: Objective, update: torch.Tensor, halvings: int) -> None:
     set_flat(objective.params, here - best * update)
 
 
-METHODS = (NaturalGradient(), NaturalGradient(momentum=0.9))
+METHODS = (NaturalGradient(), NaturalGradient(momentum=0.3))

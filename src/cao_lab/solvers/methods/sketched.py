@@ -1,6 +1,7 @@
 """L-BFGS in the metric of a sketch: `cao.SketchedLBFGS`, with its defaults."""
 
 from dataclasses import dataclass
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -21,6 +22,7 @@ class Sketched:
     history_size: int = 100
     seed: int = 0
     name = "sketched-lbfgs"
+    memory: ClassVar[Literal["auto", "pairs", "dense"]] = "auto"
 
     def products(self, problem: Problem) -> Products | None:
         """Return a block of products with the matrix it sketches, and what a refresh does before."""
@@ -47,6 +49,7 @@ class Sketched:
             source=problem.loss if residuals is None else cao.LeastSquares(residuals, objective.params),
             max_iter=ENDLESS,
             max_eval=ENDLESS,
+            memory=self.memory,
             history_size=self.history_size,
             seed=self.seed,
         )
@@ -62,6 +65,20 @@ class Sketched:
             before = flat(objective.params)
             optimizer.step(closure)
         return str(optimizer.status.reason)
+
+
+class SketchedPairs(Sketched):
+    """With pairs to the end."""
+
+    name = "sketched-lbfgs-pairs"
+    memory = "pairs"
+
+
+class SketchedDense(Sketched):
+    """With a dense matrix from the first sketch on."""
+
+    name = "sketched-lbfgs-dense"
+    memory = "dense"
 
 
 METHODS = (Sketched(),)

@@ -35,8 +35,8 @@ class TargetRatio:
     least: int = 100
     """Fewer parameters are not sketched."""
     rows: int = 4
-    """Residuals that are kept per parameter that is, where there are more: its authors, with many more points, keep one.
-    With 1,330 residuals for 921 parameters that left no step of any length with the ratio asked for."""
+    """Residuals kept per dimension of the parameters, where there are more. Its authors keep one, of many more points:
+    with 1,330 residuals for 921 parameters that left no step of any length with the ratio asked for."""
     ratio: float = 0.15
     radii: int = 24
     window: float = 10.0
@@ -71,7 +71,7 @@ class TargetRatio:
             length = longest(lengths, partial(model.ratio, loss=loss, loss_after=loss_after), self.ratio)
             radius = length or radius / self.window
             if length:
-                here = here + model.step(length)
+                here = here + model.step(model.damping(length))
                 loss = loss_after(torch.zeros_like(here))
         return "the radius has vanished"
 
@@ -106,16 +106,16 @@ class Model:
         coordinates: Vector = -self.singular / (self.singular.square() + damping) * self.part
         return coordinates
 
-    def step(self, length: float) -> Vector:
-        """Return the step of this length."""
-        return self.lifted(self.right.T @ self.coordinates(self.damping(length)))
+    def step(self, damping: float) -> Vector:
+        """Return a damped step."""
+        return self.lifted(self.right.T @ self.coordinates(damping))
 
     def ratio(self, length: float, loss: float, loss_after: Callable[[Vector], float]) -> float:
         """Return by how much the loss falls over what the sketched model promises."""
         damping = self.damping(length)
         left = damping / (self.singular.square() + damping)
         promised = float((self.part.square() * (1 - left.square())).sum())
-        return (loss - loss_after(self.step(length))) / promised if promised > 0 else -1.0
+        return (loss - loss_after(self.step(damping))) / promised if promised > 0 else -1.0
 
 
 def longest(lengths: list[float], ratio: Callable[[float], float], least: float) -> float | None:
