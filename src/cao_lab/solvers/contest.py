@@ -59,7 +59,7 @@ class Contest:
             "method": {"name": self.methods[label].name, **asdict(self.methods[label])},  # type: ignore[call-overload]
             "adam": self.adam,
             "budget": {
-                "evaluations": self.budget.evaluations,
+                "evaluations": finite_or_none(self.budget.evaluations),
                 "seconds": finite_or_none(self.budget.seconds),
             },
         }
