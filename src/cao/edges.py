@@ -13,6 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.optim import Optimizer
 
+from cao.linalg.columns import in_float64, precise
 from cao.linalg.flat import FlatParams, local
 
 Group = Mapping[str, Any]
@@ -137,8 +138,9 @@ def metric_of(optimizer: Optimizer, name: str | None, flat: FlatParams) -> Metri
               for group in optimizer.param_groups for p in group["params"]}  # fmt: skip
     answers = [answer_of(name, groups[p], optimizer.state.get(p, {})) for p in flat.params]
     decays = [0.0 if groups[p]["decoupled_weight_decay"] else groups[p].get("weight_decay", 0.0) for p in flat.params]
-    # One tensor, so that the device is asked for one number.
-    rates = torch.stack([torch.as_tensor(rate, dtype=torch.float64, device=flat.device) for rate, _ in answers])
+    # One tensor, so that the device is asked once.
+    best = precise(flat.device)
+    rates = in_float64(torch.stack([torch.as_tensor(rate, dtype=best, device=flat.device) for rate, _ in answers]))
     largest = float(rates.max())
     shares = rates / (largest or 1.0)
     edge = 1 / largest if largest else torch.inf
@@ -162,7 +164,7 @@ def answer_of(name: str, group: Group, state: State) -> Answer:
 def held(value: Any) -> Any:
     """Return what this process holds of a part of the state; counts of steps are too coarse for a power of 0.999."""
     piece = local(value) if isinstance(value, Tensor) else value
-    return piece.double() if isinstance(piece, Tensor) and piece.ndim == 0 else piece
+    return piece.to(precise(piece.device)) if isinstance(piece, Tensor) and piece.ndim == 0 else piece
 
 
 def is_decoupled(group: Group, name: str) -> bool:

@@ -87,6 +87,8 @@ class SimulatedDevice(TorchDispatchMode):
         self.has_float64 = has_float64
         self.reads: Counter[str] = Counter()
         """What the host has waited for."""
+        self.operations: list[tuple[str, tuple[torch.Size, ...]]] = []
+        """What the device was asked to do, and the shapes that came out."""
 
     def __enter__(self) -> "SimulatedDevice":
         self._stack = ExitStack()
@@ -131,6 +133,8 @@ class SimulatedDevice(TorchDispatchMode):
         # Zeros without memory are forward mode's: torch resolves them before they come to a device.
         run = ATEN.zeros.default if func is ATEN._efficientzerotensor.default else func
         result = run(*tree_map(held_by, args), **tree_map(held_by, kwargs))
+        shapes = tuple(each.shape for each in tree_leaves(result) if isinstance(each, Tensor))
+        self.operations.append((str(func), shapes))
         return tree_map(lambda each: self._wrapped(each, ours, func), result) if is_ours else result
 
     def _wrapped(self, result: Any, ours: list[OnDevice], func: Any) -> Any:

@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from cao.linalg.columns import in_float64, precise
 from cao.sketch.damped import Damped
 
 # What the damping is fitted by: then a new pair is one read from the device.
@@ -69,7 +70,7 @@ class Pairs:
 
     def adopt(self, values: Float[Tensor, " k"], vectors: Float[Tensor, "k n"]) -> None:
         """Begin anew with another sketch, at the damping there is until a pair tells better."""
-        self._state["values"], self._state["vectors"] = values.double().cpu(), vectors
+        self._state["values"], self._state["vectors"] = in_float64(values), vectors
         self.forget()
         if self.is_complete and float(values.max()) > 0:
             # Below this share of the largest eigenvalue little but rounding is left of a gradient's components.
@@ -87,8 +88,9 @@ class Pairs:
         """Learn a pair, and forget the oldest if there is no room; one of negative curvature teaches nothing."""
         state, capacity, precision = self._state, self.capacity, torch.finfo(step.dtype).eps
         captured = change.new_zeros(0) if self.vectors is None else self.vectors @ change
-        sizes = torch.stack([step @ change, step.norm(), change.norm()]).double()
-        facts = torch.cat([captured.double().square(), sizes, change.double().square().sum()[None]]).cpu()
+        best = precise(step.device)
+        sizes = torch.stack([step @ change, step.norm(), change.norm()])
+        facts = in_float64(torch.cat([captured.to(best), sizes.to(best), change.to(best).square().sum()[None]]))
         target, step_norm, change_norm, total = facts[-4:].tolist()
         if not target > precision * step_norm * change_norm:
             return
@@ -100,7 +102,7 @@ class Pairs:
         state["steps"][slot], state["changes"][slot] = step, change
         state["products"][:, slot] = state["steps"] @ change
         if precision * total > 0:  # Else the change is too small to be squared.
-            self._fit_damping(facts[:-4], total, target, precision)
+            self._fit_damping(facts[:-4].square(), total, target, precision)
 
     def __matmul__(self, gradient: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
         """Return the product with a gradient.
@@ -146,7 +148,7 @@ class Pairs:
         # Each is a buffer of its own: where a row begins in memory decides the last bits of a product with it, and a
         # buffer that is loaded begins where any does.
         state["steps"], state["changes"] = (like.new_zeros(capacity, len(like)) for _ in range(2))
-        state["products"] = like.new_zeros(capacity, capacity, dtype=torch.float64)
+        state["products"] = like.new_zeros(capacity, capacity, dtype=precise(like.device))
         state["order"] = list(range(len(kept)))
         if kept:
             state["steps"][: len(kept)], state["changes"][: len(kept)] = old["steps"][kept], old["changes"][kept]
