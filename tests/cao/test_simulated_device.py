@@ -60,7 +60,7 @@ class Training:
     def curvature(self, loss: Tensor) -> Any:
         params = list(self.model.parameters())
         if self.source == "eigenpairs":
-            return top_eigenpairs(Hessian(loss, params), 3) if self.optimizer.is_refresh_due else loss
+            return top_eigenpairs(Hessian(loss, params), 3, 0.1) if self.optimizer.is_refresh_due else loss
         return {
             "loss": loss,
             "function": self.loss,
@@ -77,7 +77,7 @@ class Training:
         self.optimizer.step()
         return is_new
 
-    def steps(self, count: int = 8) -> list[Tensor]:
+    def steps(self, count: int = 5) -> list[Tensor]:
         """Take steps, and return where they lead."""
         for _ in range(count):
             self.step()
@@ -108,13 +108,13 @@ def test_a_device_without_float64_takes_the_same_steps_to_rounding(form: str, so
 def test_a_resumed_run_on_a_device_goes_on_as_on_the_processor(form: str) -> None:
     with SimulatedDevice():
         first = Training(FORMS[form], is_here=False)
-        first.steps(5)
+        first.steps(4)
         saved = copy.deepcopy(first.optimizer.state_dict())
         again = Training(FORMS[form], is_here=False)
         again.model.load_state_dict(first.model.state_dict())
         again.optimizer.load_state_dict(saved)
-        there = again.steps(4)
-    here = Training(FORMS[form], is_here=True).steps(9)
+        there = again.steps(2)
+    here = Training(FORMS[form], is_here=True).steps(6)
     assert all(torch.equal(ours, theirs) for ours, theirs in zip(there, here, strict=True))
 
 
@@ -127,7 +127,7 @@ READS_PER_LOOK = 2
 def test_a_training_waits_for_the_device_only_where_the_curvature_is_looked_at(form: str) -> None:
     with SimulatedDevice() as device:
         training = Training(FORMS[form], is_here=False)
-        for step in range(12):
+        for step in range(8):
             looks = training.optimizer.counters.looks
             device.reads.clear()
             is_new = training.step()

@@ -70,11 +70,11 @@ def flat(params: list[Tensor]) -> Tensor:
 FORMS: dict[str, tuple[str | None, dict[str, Any]]] = {
     "no source": (None, {"history_size": 4}),
     "no source, dense": (None, {"memory": "dense"}),
-    "pairs over a Jacobian": ("Jacobian", {"memory": "pairs", "refresh": 5, "finish": None, "history_size": 4}),
-    "dense over a Jacobian": ("Jacobian", {"memory": "dense", "refresh": 5, "finish": None}),
-    "products": ("products", {"refresh": 5, "rank": 4}),
-    "a Hessian": ("function", {"refresh": 5, "rank": 4}),
-    "Gauss-Newton": ("Gauss-Newton", {"refresh": 5, "rank": 4}),
+    "pairs over a Jacobian": ("Jacobian", {"memory": "pairs", "refresh": 3, "finish": None, "history_size": 4}),
+    "dense over a Jacobian": ("Jacobian", {"memory": "dense", "refresh": 3, "finish": None}),
+    "products": ("products", {"refresh": 3, "rank": 4}),
+    "a Hessian": ("function", {"refresh": 3, "rank": 4}),
+    "Gauss-Newton": ("Gauss-Newton", {"refresh": 3, "rank": 4}),
 }
 
 
@@ -97,14 +97,14 @@ def test_the_steps_are_those_of_the_processor_also_where_they_are_resumed(form: 
     with SimulatedDevice():
         fit, again = Fit(there), Fit(there)
         optimizer, resumed = solver_for(fit, form), solver_for(again, form)
-        for _ in range(8):
+        for _ in range(5):
             optimizer.step(fit.closure)
         again.model.load_state_dict(fit.model.state_dict())
         resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-        for _ in range(4):
+        for _ in range(2):
             resumed.step(again.closure)
         there_ = flat(again.params)
-    assert torch.equal(there_, trained(here, form, 12))
+    assert torch.equal(there_, trained(here, form, 7))
 
 
 # What the host waits for, at the most (docs/performance.md).
@@ -115,10 +115,10 @@ READS_PER_EVALUATION, READS_PER_SKETCH = 3, 9
 def test_an_evaluation_takes_three_reads_from_the_device(form: str) -> None:
     with SimulatedDevice() as device:
         fit = Fit(there)
-        optimizer = solver_for(fit, form, max_iter=12)
+        optimizer = solver_for(fit, form, max_iter=7)
         optimizer.step(fit.closure)
         status = optimizer.status
-    assert status.iterations == 12
+    assert status.iterations == 7
     # Without a sketch the first step's length is read, too.
     allowed = READS_PER_EVALUATION * status.evaluations + READS_PER_SKETCH * status.refreshes + 1
     assert device.reads.total() <= allowed
@@ -127,8 +127,8 @@ def test_an_evaluation_takes_three_reads_from_the_device(form: str) -> None:
 @pytest.mark.parametrize("form", FORMS)
 def test_a_device_without_float64_takes_the_same_steps_to_rounding(form: str) -> None:
     with SimulatedDevice(has_float64=False):
-        there_ = trained(there, form, 4, torch.float32)
-    torch.testing.assert_close(there_, trained(here, form, 4, torch.float32), rtol=1e-2, atol=1e-3)
+        there_ = trained(there, form, 3, torch.float32)
+    torch.testing.assert_close(there_, trained(here, form, 3, torch.float32), rtol=1e-2, atol=1e-3)
 
 
 @pytest.mark.parametrize("kind", ["Jacobian", "products", "Gauss-Newton"])

@@ -24,15 +24,15 @@ PER_LOOK, PER_PRODUCT = 7, 5
 
 
 def watched(name: str, kind: str, *, is_there: bool, device: SimulatedDevice | None = None) -> list[Reading]:
-    """Return what a watch sees that looks at every third step."""
+    """Return what a watch sees that looks at every second step."""
     torch.manual_seed(0)
     model: nn.Module = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
     inputs, targets = torch.randn(20, 4), torch.arange(20) % 3
     if is_there:
         model, inputs, targets = moved(model), OnDevice(inputs), OnDevice(targets)
     optimizer = OPTIMIZERS[name](list(model.parameters()))
-    watch = Sharpness(optimizer, every=3, budget=None)
-    for _ in range(14):
+    watch = Sharpness(optimizer, every=2, budget=None)
+    for _ in range(13):
         loss = cross_entropy(model(inputs), targets)
         sources: dict[str, Any] = {
             "loss": loss,
