@@ -4,8 +4,7 @@ import pytest
 import torch
 import torch.multiprocessing as mp
 from traffic_ranks import RANK, WORLD, run_rank
-
-from cao_lab.bench.traffic import (
+from traffic_table import (
     Collectives,
     bytes_sent,
     latencies,

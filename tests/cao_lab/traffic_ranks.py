@@ -9,9 +9,9 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
+from traffic_table import counted
 
 from cao import CAO
-from cao_lab.bench.traffic import counted
 
 RANK = 3
 WORLD = 4

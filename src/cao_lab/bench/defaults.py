@@ -14,9 +14,12 @@ from cao_lab.bench.rows import Estimate, Row, Rows, estimate
 from cao_lab.bench.sizes import Sizes
 from cao_lab.bench.task import Task, device, seeded_resnet
 from cao_lab.bench.timing import Action, Case, Times, interleaved
-from cao_lab.bench.trained import LR, MOMENTUM, endless_batches, images
-from cao_lab.tasks.data import Batch
+from cao_lab.tasks.data import Batch, Dataset, batches, load
+from cao_lab.tasks.pickles import DataError
 
+LR, MOMENTUM = 0.01, 0.9
+"""The laboratory's SGD."""
+MIXTURE_SAMPLES = 5_000
 TARGETS = {"first": None, "later": 1.05}
 CHUNK = 20
 """Steps that one optimizer takes before it is the other's turn."""
@@ -24,7 +27,7 @@ CHUNK = 20
 
 def default_rows(sizes: Sizes) -> Rows:
     """Train with both optimizers side by side, on the same batches, and time two stretches of equal length."""
-    _, dataset = images()
+    dataset = images()
     model = seeded_resnet(sizes.width, dataset.classes or 10).to(device())
     models = {"sgd": model, "cao": deepcopy(model)}
     sgd = torch.optim.SGD(models["sgd"].parameters(), LR, MOMENTUM)
@@ -62,18 +65,50 @@ def training(model: nn.Module, optimizer: Optimizer, supply: Iterator[Batch]) ->
     """Return the next chunk of training, its batches made off the clock."""
 
     def prepared() -> Action:
-        batches = [next(supply) for _ in range(CHUNK)]
-        return lambda: take_steps(model, optimizer, batches)
+        chunk = [next(supply) for _ in range(CHUNK)]
+        return lambda: take_steps(model, optimizer, chunk)
 
     return prepared
 
 
-def take_steps(model: nn.Module, optimizer: Optimizer, batches: Sequence[Batch]) -> None:
+def take_steps(model: nn.Module, optimizer: Optimizer, chunk: Sequence[Batch]) -> None:
     """Take one training step per batch, as the loop of the README does: the layout is torch's default for both."""
-    for inputs, targets in batches:
+    for inputs, targets in chunk:
         loss = Task(model, inputs, targets, parts=1).loss()
         optimizer.zero_grad()
         if isinstance(optimizer, CAO):
             optimizer.refresh_if_due(loss)
         loss.backward()
         optimizer.step()
+
+
+def images() -> Dataset:
+    """Return CIFAR if it is there, else a mixture of Gaussians of its shape."""
+    for name in ("cifar100", "cifar10"):
+        try:
+            return load(name)
+        except DataError:
+            continue
+    return gaussian_mixture(MIXTURE_SAMPLES)
+
+
+def gaussian_mixture(samples: int, classes: int = 10) -> Dataset:
+    """Return images that are the mean of their class, itself noise of low resolution, plus noise of every pixel."""
+    generator = torch.Generator().manual_seed(0)
+    coarse = torch.randn(classes, 3, 8, 8, generator=generator)
+    means = torch.nn.functional.interpolate(coarse, size=(32, 32), mode="bilinear")
+    labels = torch.randint(classes, (samples,), generator=generator)
+    noise = torch.randn(samples, 3, 32, 32, generator=generator)
+    pixels = (128 + 20 * means[labels] + 50 * noise).clamp(0, 255).byte()
+    centre, deviation = torch.full((3,), 128.0), torch.full((3,), 52.0)
+    return Dataset(pixels, labels, pixels[:classes], labels[:classes], classes, centre, deviation, augment=True)
+
+
+def endless_batches(dataset: Dataset, batch_size: int) -> Iterator[Batch]:
+    """Yield full training batches, epoch after epoch."""
+    epoch = 0
+    while True:
+        for inputs, targets in batches(dataset, batch_size, seed=0, epoch=epoch):
+            if len(inputs) == batch_size:
+                yield inputs.to(device()), targets.to(device())
+        epoch += 1

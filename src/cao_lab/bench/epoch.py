@@ -2,12 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import torch
 
 from cao import CAO
 from cao_lab.assumptions import POWER_ITERATIONS
 from cao_lab.bench.rows import Estimate, Row, Rows, estimate
-from cao_lab.bench.scaling import slope_row
 from cao_lab.bench.sizes import Sizes
 from cao_lab.bench.task import CURVATURES, LR, Curvature, Task, optimizer_with_sketch, random_task
 from cao_lab.bench.timing import Action, Case, Times, always, interleaved, ratio
@@ -15,6 +15,8 @@ from cao_lab.facts import product_price_row
 
 REFRESH_EVERY = 400
 TARGETS = {1: 1.05, 5: 1.15}
+SLOPE_TARGET = 1.1
+"""A slope of 1 is linear growth; the rest allows for caches, which small problems fit into and large ones do not."""
 RANKS = tuple(TARGETS)
 GRADIENT = "gradient"
 
@@ -29,16 +31,6 @@ def epoch_rows(sizes: Sizes) -> Rows:
         *(price_row(times[1], kind, sizes) for kind in CURVATURES),
         *(growth_row(times, kind, sizes) for kind in CURVATURES),
     ]
-
-
-def wide_epoch_rows(sizes: Sizes) -> Rows:
-    """Measure rank 1 with the Gauss-Newton matrix at the second width."""
-    if sizes.wide is None:
-        return []
-    task = random_task(sizes.wide, sizes.batch, sizes.parts)
-    steps = step_ratios(task, (1,), max(2, sizes.step_rounds // 5))
-    times = refresh_times(task, ("gauss-newton",), 1, max(1, sizes.refresh_rounds // 2))
-    return [epoch_row(steps[1], times, "gauss-newton", sizes, rank=1, width=sizes.wide)]
 
 
 def step_ratios(task: Task, ranks: Sequence[int], rounds: int) -> dict[int, Estimate]:
@@ -100,22 +92,19 @@ def products_of_refresh(rank: int) -> int:
     return rank * (iterations + 1)
 
 
-def epoch_row(
-    step: Estimate, times: Times, curvature: Curvature, sizes: Sizes, *, rank: int, width: int | None = None
-) -> Row:
+def epoch_row(step: Estimate, times: Times, curvature: Curvature, sizes: Sizes, *, rank: int) -> Row:
     """Return (391 steps + 391/400 of a refresh) / (391 steps of SGD) = step ratio + refresh / (400 SGD steps)."""
     refresh = ratio(times, curvature, "sgd")
     epoch = step.plus(refresh.scaled(1 / REFRESH_EVERY))
     sweeps = products_of_refresh(rank) // rank
     longer = step.value + refresh.value * (POWER_ITERATIONS + 1) / sweeps / REFRESH_EVERY
     note = (
-        f"width {width or sizes.width}, batch {sizes.batch}; a step is {step.value:.3f} SGD steps, "
+        f"width {sizes.width}, batch {sizes.batch}; a step is {step.value:.3f} SGD steps, "
         f"a refresh of {products_of_refresh(rank)} products {refresh.value:.1f}, one every {REFRESH_EVERY}; "
         f"with {POWER_ITERATIONS} power iterations it would be {longer:.3f}"
     )
-    suffix = "" if width is None else f"_width{width}"
     target = TARGETS[rank] if curvature == "gauss-newton" else None
-    return epoch.row(f"epoch_time_over_sgd_k{rank}_{underscored(curvature)}{suffix}", note, target=target)
+    return epoch.row(f"epoch_time_over_sgd_k{rank}_{underscored(curvature)}", note, target=target)
 
 
 def price_row(times: Times, curvature: Curvature, sizes: Sizes) -> Row:
@@ -132,8 +121,20 @@ def price_row(times: Times, curvature: Curvature, sizes: Sizes) -> Row:
 
 def growth_row(times: Mapping[int, Times], curvature: Curvature, sizes: Sizes) -> Row:
     """Return how a refresh grows with k where the products are a network's and not free."""
-    seconds = {rank: of_rank[curvature] for rank, of_rank in times.items()}
-    return slope_row(f"refresh_slope_in_k_{underscored(curvature)}", "k", seconds, f"ResNet-18 of width {sizes.width}")
+    ranks, refreshes = list(times), [of_rank[curvature] for of_rank in times.values()]
+    slopes = [log_log_slope(ranks, round_) for round_ in zip(*refreshes, strict=True)]
+    cost = ", ".join(
+        f"{k}: {1e3 * estimate(seconds).value:.3g} ms" for k, seconds in zip(ranks, refreshes, strict=True)
+    )
+    note = f"slope of log time over log k, ResNet-18 of width {sizes.width}; 1 is linear ({cost})"
+    return estimate(slopes).row(
+        f"refresh_slope_in_k_{underscored(curvature)}", note, target=SLOPE_TARGET, unit="exponent"
+    )
+
+
+def log_log_slope(xs: Sequence[float], ys: Sequence[float]) -> float:
+    """Return the exponent of the power law that fits best."""
+    return float(np.polyfit(np.log(xs), np.log(ys), 1)[0])
 
 
 def underscored(name: str) -> str:

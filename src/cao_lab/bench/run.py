@@ -6,33 +6,21 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from cao_lab.bench.accuracy import accuracy_rows
 from cao_lab.bench.defaults import default_rows
-from cao_lab.bench.epoch import epoch_rows, wide_epoch_rows
+from cao_lab.bench.epoch import epoch_rows
 from cao_lab.bench.memory import memory_rows, wide_memory_rows
-from cao_lab.bench.race import race_rows
 from cao_lab.bench.report import write_rows, write_summary
 from cao_lab.bench.rows import Rows
-from cao_lab.bench.scaling import allocation_rows, scaling_rows
 from cao_lab.bench.sizes import FULL, QUICK, Sizes
-from cao_lab.bench.solver import solver_rows
 from cao_lab.bench.step import step_rows
-from cao_lab.bench.warmstart import warm_start_rows
 
 # Memory comes first: the children then share the machine with a small parent.
 SECTIONS: dict[str, Callable[[Sizes], Rows]] = {
     "memory": memory_rows,
     "memory, wide": wide_memory_rows,
-    "floats held": allocation_rows,
     "step": step_rows,
     "epoch": epoch_rows,
-    "epoch, wide": wide_epoch_rows,
     "default rules": default_rows,
-    "warm start": warm_start_rows,
-    "race": race_rows,
-    "accuracy": accuracy_rows,
-    "growth": scaling_rows,
-    "full-batch solver": solver_rows,
 }
 
 

@@ -1,13 +1,15 @@
-"""Count the bytes of tensors that are alive: exact, the same every time, on any device."""
+"""How many floats CAO holds: every tensor that is alive is counted."""
 
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+
+from cao import CAO
 
 
 class AllocationMeter(TorchDispatchMode):
@@ -17,7 +19,7 @@ class AllocationMeter(TorchDispatchMode):
     """
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.live_bytes = 0
         self.peak_bytes = 0
         self._known: set[int] = set()
@@ -52,3 +54,34 @@ class AllocationMeter(TorchDispatchMode):
     def _forget(self, key: int, size: int) -> None:
         self._known.discard(key)
         self.live_bytes -= size
+
+
+class Diagonal:
+    """A diagonal matrix: its product is one multiplication a number, so that all else is the eigensolver's."""
+
+    def __init__(self, param: nn.Parameter) -> None:
+        self.params = [param]
+        self.diagonal = torch.linspace(-1, 2, param.numel(), device=param.device)
+        self.products = 0
+
+    def __matmul__(self, columns: Tensor) -> Tensor:
+        """Return the product with each column, contiguous in memory."""
+        self.products += columns.shape[1]
+        return (columns.T * self.diagonal).T
+
+
+def floats_per_parameter(n: int, k: int) -> tuple[float, float]:
+    """Return, in multiples of n, the floats held between refreshes and the most held during the second one."""
+    with AllocationMeter() as meter:
+        param = nn.Parameter(torch.zeros(n))
+        operator = Diagonal(param)
+        own = meter.live_bytes - 4 * n
+        optimizer = CAO([param], 1e-3, rank=k, refresh_every=1, damping=0.1)
+        for _ in range(2):
+            meter.reset_peak()
+            optimizer.refresh(operator)
+            peak = meter.peak_bytes
+            param.grad = torch.zeros_like(param)
+            optimizer.step()
+            optimizer.zero_grad()
+        return (meter.live_bytes - own) / (4 * n), (peak - own) / (4 * n)
