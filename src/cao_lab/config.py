@@ -15,6 +15,8 @@ from cao_lab.runs.settings import ConfigError as ConfigError  # noqa: PLC0414  #
 AT_LEAST_ONE = ("epochs", "width", "train_samples", "batch_size", "curvature_samples", "curvature_part")
 NOT_NEGATIVE = ("seed", "l2", "monitor_curvature")
 # What is larger is a slip of the keyboard: it would fill the memory, or never end, before anybody knew why.
+RETIRED = [("decoupled_weight_decay", False)]
+"""Settings that there are no more, with the value that did nothing."""
 AT_MOST = {"seed": 2**63 - 1, "width": 4096, "epochs": 10**7, "monitor_curvature": 1000}
 MOST_THREADS = 1024
 
@@ -37,6 +39,8 @@ class RunConfig:
     """Channels of a ResNet's first stage (64 is the paper's), units of a hidden layer."""
     train_samples: int | None = None
     """Train on a fixed class-balanced subset of this many samples."""
+    augmentation: Literal["usual", "heavy"] = "usual"
+    """Crop and flip for CIFAR, or a black square of half the side besides; nothing for the others."""
     batch_size: int | None = 128
     """Samples in a step; None takes the whole training set."""
     l2: float = 0.0
@@ -70,6 +74,10 @@ class RunConfig:
                 raise ConfigError(f"{field} must be at most {most}, got {getattr(self, field)}")
         if not self.l2 <= LARGEST_NUMBER:
             raise ConfigError(f"l2 must be finite and at most {LARGEST_NUMBER:g}, got {self.l2}")
+        if self.augmentation != "usual" and not self.dataset.startswith("cifar"):
+            raise ConfigError(
+                f"augmentation must be usual, got {self.augmentation} for {self.dataset}: it is for CIFAR"
+            )
         if self.optimizer.needs_full_batch and self.batch_size is not None:
             name = self.optimizer.name
             raise ConfigError(f"{name} needs the whole training set in a step: add --batch-size None")
@@ -88,6 +96,8 @@ class RunConfig:
         parts = [self.dataset, self.model + width]
         if self.train_samples is not None:
             parts.append(f"n{self.train_samples}")
+        if self.augmentation != "usual":
+            parts.append(self.augmentation)
         if self.batch_size != 128:
             parts.append("full" if self.batch_size is None else f"b{self.batch_size}")
         if self.l2:
@@ -182,12 +192,15 @@ def config_to_dict(config: RunConfig) -> dict[str, Any]:
 
 
 def config_from_dict(data: dict[str, Any]) -> RunConfig:
-    """Rebuild a config from `config_to_dict`; fields that a later version added take their defaults."""
+    """Rebuild a config from `config_to_dict`; fields that a later version added take their defaults.
+
+    A setting that was retired is left out where it asked for nothing.
+    """
     try:
-        optimizer = dict(data["optimizer"])
+        optimizer = {name: value for name, value in data["optimizer"].items() if (name, value) not in RETIRED}
         kind = optimizer_configs()[optimizer["name"]]
         return RunConfig(**{**data, "optimizer": kind(**optimizer)})
-    except (KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ConfigError(f"not the config of a run: {error}") from error
 
 

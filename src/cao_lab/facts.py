@@ -108,7 +108,7 @@ SUITES: Mapping[str, SuiteInfo] = {
     "paper": SuiteInfo(
         "comparison",
         "paper:PAPER",
-        about="the paper's tables and figures, 8.7 GPU-hours",
+        about="the paper's tables and figures, 17.4 GPU-hours",
         figures={
             ("cifar100-resnet18", "train-loss"): "figure-1-train-loss-c100-r18",
             ("cifar100-resnet18", "train-loss-early"): "figure-2-train-loss-c100-r18-early",
@@ -120,14 +120,14 @@ SUITES: Mapping[str, SuiteInfo] = {
         },
     ),
     "narrow": SuiteInfo("comparison", "narrow:NARROW", about="the paper's protocol at width 8, 45 core hours"),
-    "mini": SuiteInfo("comparison", "mini:MINI", about="the paper's questions at a small machine's size, 2.5 h"),
+    "mini": SuiteInfo("comparison", "mini:MINI", about="the paper's questions at a small machine's size, 6 h"),
     "mini-again": SuiteInfo("repeat", "mini:MINI_AGAIN", about="CAO's runs of version 0.1 on today's code, 45 min"),
     "mini-tuned": SuiteInfo("tuned", "tuned:mini_tuned", about="is CAO better than others tuned equally? 1 h"),
     "sensitivity": SuiteInfo(
-        "sweep", "paper:SENSITIVITY", about="the paper's sweep of damping and refresh interval, 2.2 GPU-hours"
+        "sweep", "paper:SENSITIVITY", about="the paper's sweep of damping and refresh interval, 2.9 GPU-hours"
     ),
     "mini-sensitivity": SuiteInfo(
-        "sweep", "mini:MINI_SENSITIVITY", about="the sweep of damping and refresh interval at that size, 50 min"
+        "sweep", "mini:MINI_SENSITIVITY", about="the sweep of damping and refresh interval at that size, 70 min"
     ),
     "digits-tuned": SuiteInfo("tuned", "tuned:digits_tuned", about="the same on digits, 3 min"),
     "transformer": SuiteInfo(

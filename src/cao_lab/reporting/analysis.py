@@ -198,7 +198,12 @@ def cost_ratios(costs: DataFrame, baseline: str | None) -> DataFrame:
 
 
 def sensitivity(epochs: DataFrame, hits: DataFrame) -> DataFrame:
-    """Return one row per run of a sweep over damping × refresh interval: epochs to threshold, last loss, seconds."""
+    """Return one row per run of a sweep over damping × refresh interval: epochs to threshold, last loss, seconds.
+
+    Runs without a clip are no part of it.
+    """
+    epochs = epochs[~np.isinf(epochs["clip"].astype(float))]
+    hits = hits[hits["run"].isin(epochs["run"].unique())]
     knobs = epochs.drop_duplicates("run").set_index("run")[["rank", "damping", "refresh_every"]]
     finals = final_results(epochs)[[*RUN_KEY, "train_loss", "test_accuracy", "status"]]
     cells = hits.drop(columns=["seconds", "threshold"]).join(knobs, on="run")

@@ -110,6 +110,7 @@ class Training:
             config.batch_size,
             seed=config.seed,
             epoch=progress.epoch,
+            is_heavy=config.augmentation == "heavy",
             start=progress.batch,
             share=self.ranks.share,
         ):

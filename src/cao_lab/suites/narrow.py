@@ -7,21 +7,13 @@ comparison is complete early; the order is the order of importance.
 
 from dataclasses import replace
 
-from cao_lab.assumptions import CLIP_GRADIENT
 from cao_lab.config import RunConfig
 from cao_lab.facts import DatasetName
 from cao_lab.optimizer_config import OptimizerConfig
-from cao_lab.runs.methods.cao import CAOConfig
 from cao_lab.runs.methods.first_order import AdamConfig, SGDConfig
-from cao_lab.suites.paper import SEEDS
+from cao_lab.suites.paper import SEEDS, at
 
 EPOCHS = {"cifar100": 75, "cifar10": 50}
-
-
-def at(damping: float, rank: int = 1) -> CAOConfig:
-    """Return the paper's method at a damping of its sweep, clipped at the same gradient norm whatever the damping."""
-    return CAOConfig(rank=rank, damping=damping, max_update_norm=CLIP_GRADIENT / damping)
-
 
 METHODS: list[OptimizerConfig] = [
     SGDConfig(),

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int, Shaped, UInt8
+from jaxtyping import Bool, Float, Int, Shaped, UInt8
 from sklearn import datasets as sklearn_datasets
 from sklearn.model_selection import train_test_split
 from torch import Tensor
@@ -19,6 +19,8 @@ from cao_lab.tasks import text
 from cao_lab.tasks.cifar import CIFAR, read_cifar
 
 PADDING = 4
+HOLES = 2**15
+"""In how many steps the place of a hole is drawn, before the side of the images is known."""
 TEST_SHARE = 0.2
 # Split and subset belong to the dataset, not to the run: they are the same for every seed.
 FIXED_SEED = 0
@@ -112,6 +114,7 @@ def batches(
     seed: int,
     epoch: int,
     augment: bool | None = None,
+    is_heavy: bool = False,
     start: int = 0,
     share: Share = WHOLE,
 ) -> Iterator[Batch]:
@@ -130,19 +133,21 @@ def batches(
         batch = inputs[chosen]
         if dataset.augment if augment is None else augment:
             batch = crop_and_flip(batch, moves[first : first + length][own])
+            batch = cut_out(batch, moves[first : first + length][own]) if is_heavy else batch
         yield prepare(dataset, batch), targets[chosen]
 
 
 def _epoch_plan(size: int, is_shuffled: bool, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Draw the order of an epoch and (top, left, is mirrored) for each of its images."""
+    """Draw the order of an epoch and (top, left, is mirrored, hole's row and column) for each of its images."""
     order = torch.randperm(size, generator=generator) if is_shuffled else torch.arange(size)
     corners = torch.randint(2 * PADDING + 1, (size, 2), generator=generator)
     mirrored = torch.randint(2, (size, 1), generator=generator)
-    return order, torch.cat([corners, mirrored], dim=1)
+    holes = torch.randint(HOLES, (size, 2), generator=generator)
+    return order, torch.cat([corners, mirrored, holes], dim=1)
 
 
 def crop_and_flip(
-    images: UInt8[Tensor, "n channels height width"], moves: Int[Tensor, "n 3"]
+    images: UInt8[Tensor, "n channels height width"], moves: Int[Tensor, "n 5"]
 ) -> UInt8[Tensor, "n channels height width"]:
     """Pad with black and cut every image out at its own (top, left), mirrored where the third move is 1."""
     height, width = images.shape[2:]
@@ -150,6 +155,20 @@ def crop_and_flip(
     windows = padded.unfold(2, height, 1).unfold(3, width, 1)
     cropped = windows[torch.arange(len(images), device=images.device), :, moves[:, 0], moves[:, 1]]
     return torch.where(moves[:, 2].bool().view(-1, 1, 1, 1), cropped.flip(3), cropped)
+
+
+def cut_out(
+    images: UInt8[Tensor, "n channels height width"], moves: Int[Tensor, "n 5"]
+) -> UInt8[Tensor, "n channels height width"]:
+    """Blacken a square of half the side, around a place of its own in each image; at the border it is cut off."""
+
+    def is_near(size: int, places: Int[Tensor, " n"]) -> Bool[Tensor, "n size"]:
+        at = torch.arange(size, device=images.device) - (places * size // HOLES)[:, None]
+        return (-(size // 4) <= at) & (at < size // 4)
+
+    height, width = images.shape[2:]
+    is_hole = is_near(height, moves[:, 3])[:, None, :, None] & is_near(width, moves[:, 4])[:, None, None, :]
+    return torch.where(is_hole, 0, images)
 
 
 def evaluation_batches(dataset: Dataset, batch_size: int | None, share: Share = WHOLE) -> Iterator[Batch]:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from cao_lab.config import ConfigError, Execution, RunConfig
+from cao_lab.config import ConfigError, Execution, RunConfig, config_from_dict
 from cao_lab.log.header import read_header
 from cao_lab.log.records import EpochRecord, LogError
 from cao_lab.runs.methods.cao import CAOConfig
@@ -25,7 +25,7 @@ from cao_lab.suites.demo import CONDITIONING
 from cao_lab.suites.estimate import Measured, duration, list_runs, run_seconds
 from cao_lab.suites.launch import LocalProcesses, to_bytes
 from cao_lab.suites.mini import MINI, MINI_SENSITIVITY
-from cao_lab.suites.paper import DEMO, MATCHED_SGD, PAPER, SENSITIVITY
+from cao_lab.suites.paper import DEMO, PAPER, SENSITIVITY, at, matched_sgd
 from cao_lab.suites.rounds import FinishedRun, together
 from cao_lab.suites.runner import TrainingRun, run_suite
 from cao_lab.suites.stable_range import CIFAR, DIGITS, STEPS_PER_EPOCH, largest_stable_rate
@@ -62,7 +62,7 @@ def test_no_two_runs_of_a_suite_share_a_folder(name):
 
 
 def test_paper_suite_has_the_papers_budgets_and_seeds():
-    counts = Counter((c.task, c.epochs, c.label) for c in PAPER)
+    counts = Counter((c.task, c.epochs, c.label) for c in PAPER if c.augmentation == "usual")
     assert {key[:2] for key in counts} == {
         ("cifar10-resnet18", 50),
         ("cifar10-resnet34", 50),
@@ -74,23 +74,63 @@ def test_paper_suite_has_the_papers_budgets_and_seeds():
     assert labels == {
         "sgd", "adam", "cao-rank1", "cao-rank3", "cao-rank5", "cao-rank0", "cao-rank0-scaling=unit",
         "sgd-lr0.1-momentum0", "cao-rank1-sketch=random", "cao-rank1-sketch=projected-out",
+        "sgd-lr1-momentum0", "cao-rank1-damping0.01-max_update_norm500", "cao-rank0-damping0.01-max_update_norm500",
+        "sgd-lr10-momentum0", "cao-rank1-damping0.001-max_update_norm5000",
+        "cao-rank0-damping0.001-max_update_norm5000", "cao-rank1-negative_curvature=signed",
+        "cao-rank1-eigensolver=lanczos", "cao-rank1-warmup_steps391", "cao-rank1-refresh_every391",
+        "cao-defaults", "cao-defaults-refresh_every400",
     }  # fmt: skip
     assert all(c.batch_size == 128 and c.schedule == "constant" and c.width == 64 for c in PAPER)
 
 
-def test_matched_sgd_follows_from_caos_own_settings():
-    cao = CAOConfig()
-    assert pytest.approx(cao.lr / cao.damping) == MATCHED_SGD.lr
-    assert pytest.approx(cao.damping * cao.max_update_norm) == MATCHED_SGD.max_gradient_norm
-    assert (MATCHED_SGD.momentum, MATCHED_SGD.weight_decay) == (cao.momentum, cao.weight_decay)
+def test_every_network_of_the_paper_has_its_control():
+    for suite, size in ((PAPER, ""), (MINI, "w8-n5000")):
+        for task in {c.task for c in suite if c.augmentation == "usual"}:
+            assert task.endswith(size)
+            seeds = {c.seed for c in suite if (c.task, c.label) == (task, "adam")}
+            for label in ("sgd-lr0.1-momentum0", next(c.label for c in suite if c.label.startswith("cao-rank0"))):
+                assert {c.seed for c in suite if (c.task, c.label) == (task, label)} == seeds
+
+
+def test_steps_counted_from_each_epoch_are_a_refresh_at_each_epochs_start():
+    steps, m = math.ceil(50_000 / 128), CAOConfig().refresh_every
+    by_epoch = [epoch * steps + s for epoch in range(3) for s in range(steps) if s % m == 0]
+    assert by_epoch == [step for step in range(3 * steps) if step % 391 == 0]
+
+
+@pytest.mark.parametrize("damping", [0.1, 0.01, 0.001])
+def test_matched_sgd_follows_from_caos_own_settings(damping):
+    cao = at(damping)
+    sgd = matched_sgd(cao)
+    assert sgd.lr == pytest.approx(cao.lr / damping)
+    # Clipped at the same gradient norm at every η.
+    assert sgd.max_gradient_norm == pytest.approx(5.0) == damping * cao.max_update_norm
+    assert (sgd.momentum, sgd.weight_decay) == (cao.momentum, cao.weight_decay)
+
+
+def test_runs_that_are_in_the_logs_are_still_those_that_the_suites_ask_for():
+    """A setting that came out differently by a digit would have to be run again."""
+    logs = Path(__file__).parents[3] / "logs"
+    for name in ("mini", "mini-sensitivity"):
+        asked = {c.folder: c for c in (replace(one, suite=name) for one in rounds_of_all(name))}
+        for path in (logs / name).glob("*/*/seed*/run.json"):
+            config = config_from_dict(json.loads(path.read_text())["config"])
+            assert asked[path.parent.relative_to(logs)] == config
+
+
+def rounds_of_all(name):
+    return next(rounds_of(SUITES[name]))
 
 
 def test_sensitivity_and_demo_are_complete():
-    cells = [c.optimizer for c in SENSITIVITY if c.optimizer.rank == 1]
+    cells = [c.optimizer for c in SENSITIVITY if c.optimizer.rank == 1 and c.optimizer.max_update_norm]
     assert [(one.damping, one.refresh_every) for one in cells] == list(
         itertools.product((1e-3, 1e-2, 1e-1), (200, 400, 800))
     )
-    assert [c.optimizer.damping for c in SENSITIVITY if c.optimizer.rank == 0] == [1e-3, 1e-2, 1e-1]
+    plain = [c.optimizer for c in SENSITIVITY if c.optimizer.rank == 0]
+    assert [one.damping for one in plain if one.max_update_norm] == [1e-3, 1e-2, 1e-1]
+    free = [c.optimizer for c in SENSITIVITY if not c.optimizer.max_update_norm]
+    assert [(one.rank, one.damping) for one in free] == [(1, 1e-3), (1, 1e-1), (0, 1e-3), (0, 1e-1)]
     assert Counter(c.label for c in DEMO) == {
         "sgd": 3, "adam": 3, "cao-rank0-refresh_every12": 3,
         "cao-rank1-refresh_every12": 3, "cao-rank5-refresh_every12": 3,
@@ -99,11 +139,19 @@ def test_sensitivity_and_demo_are_complete():
 
 def test_mini_has_the_papers_other_settings_and_its_own_form():
     counts = Counter((c.task, c.label) for c in MINI)
-    assert set(counts.values()) == {3}
+    assert set(counts.values()) == {3, 8}
     assert Counter(task for task, _ in counts) == {
-        "cifar100-resnet18w8-n5000": 15, "cifar100-resnet34w8-n5000": 3,
-        "cifar10-resnet18w8-n5000": 3, "cifar10-resnet34w8-n5000": 3,
+        "cifar100-resnet18w8-n5000": 27, "cifar100-resnet34w8-n5000": 5,
+        "cifar10-resnet18w8-n5000": 5, "cifar10-resnet34w8-n5000": 5,
     }  # fmt: skip
+    # The margins of 10 % and a point ask for more seeds where η, curvature and rank are compared.
+    eight = {label for (_, label), count in counts.items() if count == 8}
+    assert len(eight) == 14
+    assert {"sgd", "adam", "cao-rank1-refresh_every40-damping0.001-max_update_norm5000"} <= eight
+    rates = {c.optimizer.lr for c in MINI if c.optimizer.name == "adam"}
+    assert rates == {3e-4, 1e-3, 3e-3}
+    # SGD with momentum 0.9 moves ten times as far in the long run: at η = 0.1, 0.01 and 0.001 like CAO.
+    assert {c.optimizer.lr for c in MINI if c.optimizer.name == "sgd" and c.optimizer.momentum} == {0.01, 0.1, 1.0}
     ours = {field: getattr(CAOConfig(), field) for field in ("negative_curvature", "eigensolver", "warmup_steps")}
     changes = [
         {field: getattr(c.optimizer, field) for field in ours if getattr(c.optimizer, field) != ours[field]}
@@ -116,13 +164,14 @@ def test_mini_has_the_papers_other_settings_and_its_own_form():
 
 
 def test_the_small_sweep_is_the_papers_around_an_epoch():
-    cells = [c for c in MINI_SENSITIVITY if c.optimizer.rank == 1]
+    cells = [c for c in MINI_SENSITIVITY if c.optimizer.rank == 1 and c.optimizer.max_update_norm]
     knobs = {(c.optimizer.damping, c.optimizer.refresh_every / 40, c.seed) for c in cells}
     assert knobs == set(itertools.product((1e-3, 1e-2, 1e-1), (0.5, 1, 2), range(3)))
 
 
 def test_every_damping_of_the_sweep_has_rank_0_at_the_same_rate_and_clip():
-    cells, plain = ([c for c in MINI_SENSITIVITY if c.optimizer.rank == rank] for rank in (1, 0))
+    clipped = [c for c in MINI_SENSITIVITY if c.optimizer.max_update_norm]
+    cells, plain = ([c for c in clipped if c.optimizer.rank == rank] for rank in (1, 0))
     as_rank_0 = {replace(c, optimizer=replace(c.optimizer, rank=0, refresh_every=40)).folder for c in cells}
     assert {c.folder for c in plain} == as_rank_0
 

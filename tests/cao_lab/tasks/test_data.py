@@ -12,11 +12,13 @@ from torch import Tensor
 
 from cao_lab.tasks.data import (
     DATASETS,
+    HOLES,
     Dataset,
     balanced_subset,
     batches,
     crop_and_flip,
     curvature_batch,
+    cut_out,
     evaluation_batches,
     load,
     prepare,
@@ -205,9 +207,33 @@ def test_turning_augmentation_off_keeps_the_order(cifar: Dataset) -> None:
         assert not torch.equal(images, moved)
 
 
+def test_a_hole_is_a_black_square_of_half_the_side_and_nothing_else_changes() -> None:
+    images = torch.randint(1, 256, (64, 3, 32, 32), dtype=torch.uint8)
+    moves = torch.randint(HOLES, (64, 5))
+    cut = cut_out(images, moves)
+    for image, original, (*_, row, column) in zip(cut, images, moves.tolist(), strict=True):
+        inside = torch.zeros(32, 32, dtype=torch.bool)
+        top, left = row * 32 // HOLES - 8, column * 32 // HOLES - 8
+        inside[max(top, 0) : top + 16, max(left, 0) : left + 16] = True
+        assert torch.equal(image, original * ~inside)
+
+
+def test_heavy_augmentation_leaves_order_crops_and_flips_as_they_are() -> None:
+    images = torch.randint(1, 256, (40, 3, 8, 8), dtype=torch.uint8)
+    nothing = torch.zeros(40, dtype=torch.long)
+    dataset = Dataset(images, nothing, images, nothing, 2, None, None, augment=True)
+    usual, heavy = (
+        torch.cat([one for one, _ in batches(dataset, 16, seed=1, epoch=2, is_heavy=is_heavy)])
+        for is_heavy in (False, True)
+    )
+    is_kept = heavy > 0
+    assert torch.equal(heavy[is_kept], usual[is_kept])
+    assert 0.5 < is_kept.sum() / (usual > 0).sum() < 0.95
+
+
 def test_crop_and_flip_move_every_image_as_told() -> None:
     images = torch.randint(1, 256, (3, 2, 6, 6), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    moved = crop_and_flip(images, torch.tensor([[4, 4, 0], [4, 4, 1], [1, 6, 0]]))
+    moved = crop_and_flip(images, torch.tensor([[4, 4, 0, 0, 0], [4, 4, 1, 0, 0], [1, 6, 0, 0, 0]]))
     assert torch.equal(moved[0], images[0])
     assert torch.equal(moved[1], images[1].flip(2))
     assert torch.equal(moved[2, :, 3:, :4], images[2, :, :3, 2:])

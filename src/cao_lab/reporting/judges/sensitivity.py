@@ -41,10 +41,14 @@ def damping_effect(setting: Setting) -> Finding:
     return Finding(beyond_the_rate(direction(epochs), direction(plain)), told)
 
 
-def by_curvature(setting: Setting) -> tuple[Setting, Setting]:
-    """Return a sweep's cells, and its runs of rank 0, which take the same rates and have no curvature."""
-    has_curvature = setting.epochs["rank"] > 0
-    cells, plain = (replace(setting, epochs=setting.epochs[chosen]) for chosen in (has_curvature, ~has_curvature))
+def by_curvature(setting: Setting, *, is_clipped: bool = True) -> tuple[Setting, Setting]:
+    """Return a sweep's cells, and its runs of rank 0, which take the same rates and have no curvature.
+
+    Runs without the clip are no part of the sweep.
+    """
+    rows = setting.epochs[np.isinf(setting.epochs["clip"].astype(float)) != is_clipped]
+    has_curvature = rows["rank"] > 0
+    cells, plain = (replace(setting, epochs=rows[chosen]) for chosen in (has_curvature, ~has_curvature))
     return cells, plain
 
 
@@ -164,12 +168,10 @@ def small_damping(setting: Setting) -> dict[str, Finding]:
     because of the learning rate if one of rank 0 did. Does not hold if no run of either η did; undecided otherwise, or
     without rank 0.
     """
-    is_clipped = ~np.isinf(setting.epochs["clip"].astype(float))
-    with_clip, without = (replace(setting, epochs=setting.epochs[some]) for some in (is_clipped, ~is_clipped))
     return {
-        "the estimate": shaken_estimate(setting),
-        "without the clip": shaken_runs(without, "two values of η without the clip"),
-        "with the clip": shaken_runs(with_clip, "two values of η"),
+        "the estimate": shaken_estimate(by_curvature(setting)[0]),
+        "without the clip": shaken_runs(setting, is_clipped=False),
+        "with the clip": shaken_runs(setting, is_clipped=True),
     }
 
 
@@ -200,11 +202,12 @@ def run_means(rows: DataFrame, values: Series) -> dict[int, float]:
     return {int(run): float(mean) for run, mean in np.exp(np.log(values).groupby(level="run").mean()).items()}
 
 
-def shaken_runs(setting: Setting, wanted: str) -> Finding:
+def shaken_runs(setting: Setting, *, is_clipped: bool) -> Finding:
     """Judge whether runs at the smallest η become unstable, and only with curvature."""
-    (cells, plain), ends = by_curvature(setting), ends_of_damping(setting)
+    cells, plain = by_curvature(setting, is_clipped=is_clipped)
+    ends = ends_of_damping(cells)
     if len(ends) < 2:
-        return untested(wanted)
+        return untested("two values of η" if is_clipped else "two values of η without the clip")
     (few, small), (many, large) = (unstable_share(cells, end) for end in ends)
     shaken, controls = unstable_share(plain, ends[0])
     effect = Verdict.HOLDS if few and not many else Verdict.UNDECIDED if few or many else Verdict.FAILS

@@ -117,6 +117,8 @@ class CAODefaultsConfig(SGDConfig):
     """CAO with its defaults: the steps of SGD, except along directions that are too sharp for the rate."""
 
     name: tyro.conf.Suppress[Literal["cao-defaults"]] = "cao-defaults"  # type: ignore[assignment]
+    refresh_every: int | None = None
+    """Steps from one sketch to the next; None lets the rules decide."""
 
     def build(self, model: "nn.Module", seed: int) -> "Method":
         """Build CAO over SGD, its gradients clipped as SGD's are."""
@@ -131,6 +133,7 @@ class CAODefaultsConfig(SGDConfig):
             weight_decay=self.weight_decay,
             seed=seed,
             process_group=False,
+            refresh_every="auto" if self.refresh_every is None else self.refresh_every,
         )
         return with_rules(optimizer, self.max_gradient_norm, self.weight_decay)
 
