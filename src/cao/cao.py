@@ -30,7 +30,6 @@ from cao.sketch.making import (
     check_scale,
     found_pairs,
     given_pairs,
-    gradient_of,
     is_stale,
     shared_operator,
 )
@@ -132,7 +131,7 @@ class CAO(Optimizer):
             "seed": seed,
         }
         check_settings(defaults)
-        rule: Damping = rule_of(defaults, "damping")
+        rule: Damping = rule_of("damping", damping)
         defaults["scaling"] = scaling or rule.scaling
         defaults["negative_curvature"] = negative_curvature or rule.negative_curvature
         self.process_group: Group = process_group
@@ -183,7 +182,7 @@ class CAO(Optimizer):
         A look ends in a refresh, unless the rule of `refresh_every` finds that the sketch still fits.
         """
         rules, progress = self._rules, self._progress
-        if rules.settings["rank"] == 0 or progress.looked_at == progress.steps:
+        if rules.settings.rank == 0 or progress.looked_at == progress.steps:
             return False
         return progress.sketch is None or rules.refresh.is_due(progress.seen, progress)
 
@@ -191,7 +190,7 @@ class CAO(Optimizer):
     def sketch(self) -> Sketch | None:
         """The curvature in use, None before the first successful refresh."""
         progress, sketch = self._progress, self._progress.sketch
-        eta = self._rules.eta()
+        eta, _ = self._rules.eta_and_brake()
         return sketch and replace(sketch, damping=eta, age=progress.steps - sketch.step)
 
     @property
@@ -247,7 +246,7 @@ class CAO(Optimizer):
             check_scale(progress)
         progress.seen = rules.refresh.heed(progress.seen, progress, lambda: gradient_norm(params, space))
         # Algorithm 1: g ← ∇ℓ + λθ, d ← P g with P = (B + ηI)⁻¹, d ← min(1, c/‖d‖) d, θ ← θ − α d, on stretches of θ.
-        P, c = rules.damped(), rules.settings["max_update_norm"]
+        P, c = rules.damped(), rules.settings.max_update_norm
         stretches = list(stretches_of(self.param_groups, progress.sketch if len(P.gains) else None, self.state, space))
         is_finite = P.step(stretches, c, space)
         if is_finite is not None:
@@ -314,8 +313,6 @@ class CAO(Optimizer):
             if not is_asked and progress.sketch and not is_stale(H, progress.sketch, self._rules, self.state):
                 return False
             pairs = found_pairs(H, self._rules)
-            if not progress.attempts and isinstance(source, Tensor) and params.space.mesh is None:
-                progress.source_gradient = gradient_of(H)
         # Not counted before this line, so that a refresh stays due if its source was refused.
         progress.attempts += 1
         progress.attempted_at = progress.looked_at = progress.steps

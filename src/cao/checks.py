@@ -13,14 +13,8 @@ from cao.linalg.flat import is_spread
 from cao.rules.damping import DAMPINGS, AtTheEdge, Damping
 from cao.rules.rank import RANKS, Rank
 from cao.rules.refresh import REFRESHES, Refresh
-from cao.rules.rules import rule_of
+from cao.rules.rules import SHARED, rule_of
 from cao.sketch.damped import NegativeCurvature, Scaling
-
-# What the groups of one optimizer share, because there is one sketch over all of them.
-SKETCH_SETTINGS = (
-    "rank", "refresh_every", "damping", "power_iterations", "warm_start",
-    "eigensolver", "negative_curvature", "scaling", "max_update_norm", "seed", "nesterov",
-)  # fmt: skip
 
 
 def check_settings(settings: dict[str, Any]) -> None:
@@ -60,13 +54,13 @@ def check_settings(settings: dict[str, Any]) -> None:
             f'negative_curvature="signed" needs momentum to be 0, got {momentum!r}: where λ < 0 the signed rule would '
             "amplify the momentum at every step"
         )
-    if isinstance(rule_of(settings, "damping"), AtTheEdge) and settings["scaling"] == "inverse-damping":
+    if isinstance(rule_of("damping", settings["damping"]), AtTheEdge) and settings["scaling"] == "inverse-damping":
         raise ValueError('damping="auto" needs scaling to be "unit", got \'inverse-damping\'')
 
 
 def check_one_sketch(group: Mapping[str, Any], first: Mapping[str, Any]) -> None:
     """Refuse a group with other settings of the sketch than the first group has."""
-    for name in SKETCH_SETTINGS:
+    for name in SHARED:
         if group[name] != first[name]:
             raise ValueError(
                 f"{name} must be the same in all parameter groups, because one sketch covers them all; "

@@ -56,7 +56,7 @@ def report_on_cao(rules: Rules) -> Report:
     rows = {
         "refreshes": f"{refreshes}; the last one at step {progress.sketch.step:,}",
         "sketch": f"{in_use}, λ = {values}",
-        "damping": f"η = {rules.eta():.3g}",
+        "damping": f"η = {rules.eta_and_brake()[0]:.3g}",
         "stability": (
             f"{name_of_rate(rules)}·λ₁ = {plain:.3g} without the sketch, at most {strain:.3g} with it; "
             f"the edge of stability is {edge:.3g}"
@@ -68,7 +68,7 @@ def report_on_cao(rules: Rules) -> Report:
 
 def name_of_rate(rules: Rules) -> str:
     """Return what a direction outside the sketch moves by, as a user knows it."""
-    return "lr" if rules.settings["scaling"] == "unit" else "(lr/η)"
+    return "lr" if rules.settings.scaling == "unit" else "(lr/η)"
 
 
 def gradients_per_step(rules: Rules) -> float:
@@ -83,14 +83,14 @@ def strains(rules: Rules) -> tuple[float, float, float]:
     values = rules.curvatures(progress.sketch.values)
     most = (progress.damping or 0.0) if isinstance(rules.damping, AtTheEdge) else math.inf
     *strains, edge = rules.strains(progress.sketch.values, progress.captured, progress.sketch.params.size, most)
-    is_scaled = rules.settings["scaling"] == "inverse-damping"
+    is_scaled = rules.settings.scaling == "inverse-damping"
     unscaled = rules.pace.rate * (rules.damped().base if is_scaled else 1.0)
     return unscaled * values[0], max(strains), edge
 
 
 def advice_without_sketch(rules: Rules) -> Iterator[str]:
     """Say why there is no sketch, and what to do."""
-    if rules.settings["rank"] == 0:
+    if rules.settings.rank == 0:
         yield "rank is 0: these are first-order steps"
     elif failed := rules.progress.failed_refreshes:
         which = f"{failed} of" if rules.progress.refreshes else "all"
@@ -108,7 +108,7 @@ def advice_on_sketch(rules: Rules) -> Iterator[str]:
         yield f"{progress.failed_refreshes} of {progress.attempts} refreshes were non-finite and discarded"
     if bad := int(progress.non_finite_steps):
         yield f"{bad} of {progress.steps} gradients were not finite, and those steps were taken without the sketch"
-    if rules.settings["negative_curvature"] == "signed" and progress.indefinite_refreshes:
+    if rules.settings.negative_curvature == "signed" and progress.indefinite_refreshes:
         yield (
             f"P was indefinite after {progress.indefinite_refreshes} of {progress.refreshes} refreshes, and steps may "
             'climb: use negative_curvature="magnitude"'
@@ -121,7 +121,7 @@ def advice_on_rate(rules: Rules) -> Iterator[str]:
     """Compare the rate with the edge of stability."""
     progress, (plain, strain, edge) = rules.progress, strains(rules)
     assert progress.sketch is not None
-    brake = rules.damping.brake(rules.eta(), rules.pace)
+    _, brake = rules.eta_and_brake()
     if strain > edge:
         yield advice.beyond_the_edge(strain, edge, "some direction")
     elif plain > edge:
@@ -132,7 +132,7 @@ def advice_on_rate(rules: Rules) -> Iterator[str]:
     if brake < 0.99:
         yield (
             f"directions outside the sketch are too sharp for lr, so every step is shortened, to {brake:.2g} of its "
-            f"length, as at lr={brake * float(rules.settings['lr']):.2g}: a larger rank allows longer steps"
+            f"length, as at lr={brake * float(rules.groups[0]['lr']):.2g}: a larger rank allows longer steps"
         )
     if progress.captured == 0:
         yield "no direction is too sharp for lr, so these are the steps of plain SGD"

@@ -1,6 +1,7 @@
 import io
 from collections.abc import Callable
 from dataclasses import dataclass
+from inspect import signature
 from typing import Any, get_args
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 from small_models import Quadratic, descend, fixed
 from torch import Tensor
 
-from cao import CAO, AtTheEdge, Eigenpairs, Every, Fixed, Lanczos, SubspaceIteration
+from cao import CAO, AtTheEdge, Eigenpairs, Every, Fixed, Lanczos, SketchedLBFGS, SubspaceIteration
 from cao.linalg.eigensolvers import SOLVERS, SolverName, SymmetricOperator, solved
 from cao.linalg.flat import SpreadSpace
 from cao.rules.damping import DAMPINGS, DampingName
@@ -115,8 +116,8 @@ class Rising(Fixed):
     def at_refresh(self, state, pairs, kept, size, weight_decay) -> list[float]:
         return [2 * (state or [self.value])[0]]
 
-    def at_step(self, state, pace) -> float:
-        return (state or [self.value])[0]
+    def at_step(self, state, pace) -> tuple[float, float]:
+        return (state or [self.value])[0], 1.0
 
 
 def through_file(saved: dict[str, Any]) -> dict[str, Any]:
@@ -180,3 +181,15 @@ def test_an_unknown_policy_in_a_state_dict_is_named():
     with pytest.raises(ValueError, match="names the policy 'Clairvoyant', which is not one of ours"):
         restored({"policy": "Clairvoyant"})
     assert plain(0.3) == restored(0.3) == 0.3
+
+
+@pytest.mark.parametrize("optimizer", [CAO, SketchedLBFGS])
+def test_auto_is_the_default_of_every_setting_that_takes_it(optimizer):
+    taking = {name: each for name, each in signature(optimizer).parameters.items() if takes_auto(each.annotation)}
+    assert len(taking) >= 3
+    assert {each.default for each in taking.values()} == {"auto"}
+
+
+def takes_auto(annotation: Any) -> bool:
+    """Whether the word "auto" is among what an annotation allows."""
+    return "auto" in get_args(annotation) or any(map(takes_auto, get_args(annotation)))

@@ -9,7 +9,6 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 from torch.autograd.graph import Node, get_gradient_edge
-from torch.nn.parallel import DistributedDataParallel
 
 from cao.threads import process_wide
 
@@ -59,12 +58,6 @@ class Graph:
         """Whether a reentrant checkpoint stands anywhere in the graph."""
         return bool(self.named("CheckpointFunctionBackward"))
 
-    @cached_property
-    def replicas(self) -> list[DistributedDataParallel]:
-        """The DistributedDataParallel models that have left a node here."""
-        found = {sink.ddp_weakref() for sink in self.named("_DDPSinkBackward")}
-        return [replica for replica in found if replica is not None]
-
 
 def gradient_graph(loss: Tensor, params: Sequence[Tensor], graph: Graph | None = None) -> Gradient:
     """Return the gradient as a graph that can be differentiated again; None for parameters the loss does not use."""
@@ -105,7 +98,9 @@ def derivative(
         with (
             outside_fabric(),
             torch.autocast(inputs[0].device.type, enabled=False),
-            differentiable_placements(graph) if create_graph else nullcontext(),
+            differentiable_placements(graph)
+            if create_graph and "torch.distributed.tensor" in sys.modules
+            else nullcontext(),
         ):
             results = torch.autograd.grad(
                 [output for output, _ in live],
@@ -149,9 +144,8 @@ def differentiable_placements(graph: Graph) -> Iterator[None]:
     silently wrong. Moved there beforehand, by an operation that has a graph, it is left as it is.
     """
     with ExitStack() as stack:
-        if "torch.distributed.tensor" in sys.modules:
-            for node in graph.named("_FromTorchTensorBackward"):
-                stack.callback(node.register_prehook(partial(place_gradient, node)).remove)
+        for node in graph.named("_FromTorchTensorBackward"):
+            stack.callback(node.register_prehook(partial(place_gradient, node)).remove)
         yield
 
 

@@ -43,24 +43,23 @@ class Hessian:
         self.params = self.flat.params
         self._source = checked_loss(source) if isinstance(source, Tensor) else checked_function(source)
         self._graph: Graph | None = None
-        self._gradient: Gradient | None = None
+        self.gradient: Gradient | None = None
+        """That of a loss that was given with its graph, once there was a product."""
         self._parts: int | None = None
-
-    @property
-    def gradient(self) -> Gradient | None:
-        """The gradient of a loss that was given with its graph, once there was a product."""
-        return self._gradient
 
     def __matmul__(self, columns: Float[Tensor, "n k"]) -> Float[Tensor, "n k"]:
         """Return the Hessian's product with each column, all of them from one graph."""
         product = self.flat.zeros_like(columns)
         if isinstance(self._source, Tensor):
             # A checkpointed graph runs parts of its forward pass again, a distributed one talks to the other processes.
-            self._graph = self._graph or Graph([self._source])
-            with cloned_buffers(), as_plain_models(self._graph.replicas):
-                self._gradient = self._gradient or gradient_graph(self._source, self.params, self._graph)
-                check_shards(self._gradient, self.params)
-                add_products(product, self._gradient, self.flat, columns)
+            if self._graph is None:
+                self._graph = Graph([self._source])
+                self._replicas = {sink.ddp_weakref() for sink in self._graph.named("_DDPSinkBackward")} - {None}
+            with cloned_buffers(), as_plain_models(self._replicas):
+                self.gradient = self.gradient or gradient_graph(self._source, self.params, self._graph)
+                if self.flat.space.mesh is not None:
+                    check_shards(self.gradient, self.params)
+                add_products(product, self.gradient, self.flat, columns)
             return product
         with isolated_forward(self.params[0].device):
             parts = self._add_parts(product, columns, self._source)

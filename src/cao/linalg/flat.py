@@ -49,15 +49,11 @@ class FlatParams:
         """Numbers in all of them."""
         self.dtype = torch.float64 if any(p.dtype == torch.float64 for p in self.params) else torch.float32
         """The precision that curvature is kept in."""
+        self.device = self.params[0].device if self.params else torch.get_default_device()
         self.space = space_of(self.params)
         """Where their columns lie."""
         self.scales = [self.space.scale(p) for p in self.params]
         """Factors of the parameters' pieces in vectors: 1, or less where other processes hold the same piece."""
-
-    @property
-    def device(self) -> torch.device:
-        """The device of the parameters."""
-        return self.params[0].device
 
     def check_group(self, group: dist.ProcessGroup | None) -> None:
         """Refuse to average over processes that hold different shards."""

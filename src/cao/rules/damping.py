@@ -34,12 +34,8 @@ class Damping(Protocol):
         """
         ...
 
-    def at_step(self, state: Any, pace: "Pace") -> float:
-        """Return η for a step."""
-        ...
-
-    def brake(self, damping: float, pace: "Pace") -> float:
-        """Return the factor by which the whole step is shortened, 1 if it is not."""
+    def at_step(self, state: Any, pace: "Pace") -> tuple[float, float]:
+        """Return η for a step, and the factor by which the whole step is shortened, 1 if it is not."""
         ...
 
 
@@ -80,13 +76,9 @@ class Fixed:
         """Measure nothing."""
         return self.value
 
-    def at_step(self, state: Any, pace: Pace) -> float:
-        """Return the chosen value."""
-        return self.value
-
-    def brake(self, damping: float, pace: Pace) -> float:
-        """Return 1."""
-        return 1.0
+    def at_step(self, state: Any, pace: Pace) -> tuple[float, float]:
+        """Return the chosen value, and no brake."""
+        return self.value, 1.0
 
 
 @dataclass(frozen=True)
@@ -118,14 +110,12 @@ class AtTheEdge:
         rounding = 8 * torch.finfo(pairs.vectors.dtype).eps * float(pairs.values.abs().max())
         return max(outside, rounding) + weight_decay
 
-    def at_step(self, state: Any, pace: Pace) -> float:
-        """Return 1/lr, or what keeps the curvature outside the sketch below the edge."""
-        return max(self.need(pace), (state or 0.0) / (self.safety * pace.edge))
-
-    def brake(self, damping: float, pace: Pace) -> float:
-        """Return the rate 1/η over the rate that was asked for."""
+    def at_step(self, state: Any, pace: Pace) -> tuple[float, float]:
+        """Return 1/lr, or what keeps the curvature outside the sketch below the edge, and 1/η over lr as the brake."""
+        need = self.need(pace)
+        damping = max(need, (state or 0.0) / (self.safety * pace.edge))
         # At a rate of zero, or one so small that its inverse overflows, both are infinite.
-        return self.need(pace) / damping if math.isfinite(damping) else 1.0
+        return damping, need / damping if math.isfinite(damping) else 1.0
 
 
 DampingName: TypeAlias = Literal["auto"]

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from numbers import Real
 from typing import Any
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from cao import advice
+from cao.linalg.eigensolvers import Solver
 from cao.rules.damping import DAMPINGS, Damping, Fixed, Pace
 from cao.rules.rank import RANKS, Exactly, Rank
 from cao.rules.refresh import REFRESHES, Every, Refresh, Seen
@@ -25,9 +26,29 @@ NUMBERS: Mapping[str, tuple[Mapping[str, Any], Callable[[Any], Any]]] = {
 """The settings that are rules: the words for each, and what a number stands for."""
 
 
-def rule_of(settings: Mapping[str, Any], name: str) -> Any:
+@dataclass(frozen=True)
+class Settings:
+    """What the groups of one optimizer share, because there is one sketch over all of them."""
+
+    rank: int | str | Rank
+    refresh_every: int | str | Refresh
+    damping: float | str | Damping
+    power_iterations: int
+    warm_start: bool
+    eigensolver: str | Solver | None
+    negative_curvature: NegativeCurvature
+    scaling: Scaling
+    max_update_norm: float | None
+    seed: int
+    nesterov: bool
+
+
+SHARED = tuple(each.name for each in fields(Settings))
+
+
+def rule_of(name: str, setting: Any) -> Any:
     """Return the rule that a setting is, or that its word or number stands for."""
-    setting, (words, from_number) = settings[name], NUMBERS[name]
+    words, from_number = NUMBERS[name]
     if isinstance(setting, str):
         return words[setting]
     # Not asked whether it is a rule: that takes longer than a small model's step, and was checked at the border.
@@ -50,30 +71,30 @@ class Rules:
     """The settings of all groups as rules, which know how far the optimizer has come."""
 
     def __init__(self, groups: Sequence[Mapping[str, Any]], progress: Progress) -> None:
-        self.groups, self.settings, self.progress = groups, groups[0], progress
-        self.damping: Damping = rule_of(self.settings, "damping")
-        self.rank: Rank = rule_of(self.settings, "rank")
-        self.refresh: Refresh = rule_of(self.settings, "refresh_every")
+        self.groups, self.progress = groups, progress
+        self.settings = settings = Settings(*(groups[0][name] for name in SHARED))
+        self.damping: Damping = rule_of("damping", settings.damping)
+        self.rank: Rank = rule_of("rank", settings.rank)
+        self.refresh: Refresh = rule_of("refresh_every", settings.refresh_every)
         lr, momentum = (max(float(group[name]) for group in groups) for name in ("lr", "momentum"))
         spread = progress.seen.spread if isinstance(progress.seen, Seen) else 0.0
         # Those of the fastest group, as of heavy-ball momentum.
-        self.pace = Pace(lr, momentum, self.settings["nesterov"], spread)
+        self.pace = Pace(lr, momentum, settings.nesterov, spread)
 
-    def eta(self) -> float:
-        """Return the damping η."""
+    def eta_and_brake(self) -> tuple[float, float]:
+        """Return the damping η, and the factor by which steps are shortened."""
         # A rank that was set to 0 ends the sketch, and with it what was measured of the rest.
-        return self.damping.at_step(None if self.settings["rank"] == 0 else self.progress.damping, self.pace)
+        return self.damping.at_step(None if self.settings.rank == 0 else self.progress.damping, self.pace)
 
     def damped(self) -> Damped:
         """Return P = (B + ηI)⁻¹ of the captured directions, made shorter where the damping asks for that."""
-        sketch, eta = self.progress.sketch, self.eta()
-        rank = 0 if self.settings["rank"] == 0 else self.progress.captured
-        values, brake = tuple(sketch.values[:rank]) if sketch else (), self.damping.brake(eta, self.pace)
-        return damped_for(values, eta, brake, self.settings["negative_curvature"], self.settings["scaling"])
+        sketch, rank = self.progress.sketch, 0 if self.settings.rank == 0 else self.progress.captured
+        values = tuple(sketch.values[:rank]) if sketch else ()
+        return damped_for(values, *self.eta_and_brake(), self.settings.negative_curvature, self.settings.scaling)
 
     def curvatures(self, values: Sequence[float]) -> list[float]:
         """Return what the preconditioner makes of eigenvalues, before damping."""
-        is_clipped = self.settings["negative_curvature"] == "clip"
+        is_clipped = self.settings.negative_curvature == "clip"
         return [max(value, 0.0) if is_clipped else abs(value) for value in values]
 
     def strains(
@@ -90,8 +111,8 @@ class Rules:
         following = values[captured] if captured < len(values) else min(values, key=abs)
         sharpest, outside = self.curvatures([values[0], following])
         sharpest, outside = sharpest if captured else 0.0, 0.0 if captured == size else outside
-        rate = self.pace.rate * self.damped().base
-        return rate * sharpest * edge / (edge + 2 * sharpest / self.eta()), rate * min(outside, most), edge
+        rate, (eta, _) = self.pace.rate * self.damped().base, self.eta_and_brake()
+        return rate * sharpest * edge / (edge + 2 * sharpest / eta), rate * min(outside, most), edge
 
     def check_edge(self, values: Sequence[float], captured: int, size: int) -> None:
         """Warn where the rate is beyond the edge of stability, of a captured direction or of the next ones."""
@@ -103,7 +124,7 @@ class Rules:
 
     def check_freshness(self) -> None:
         """Refuse a step if the curvature was never looked at, and warn if the last look was long ago."""
-        if self.settings["rank"] == 0:
+        if self.settings.rank == 0:
             return
         if self.progress.attempts == 0:
             raise RuntimeError(

@@ -271,7 +271,10 @@ def stretches_of(
         places = {} if is_still or sketch is None else sketch.places
         for run in neighbours(group["params"], places, space):
             own, gradients = [local(p) for p in run], [local(p.grad, p) for p in run]
-            buffers = [local(momentum_buffer(state[p], p)) for p in run] if has_momentum else []
+            for p in run if has_momentum else ():
+                if "momentum_buffer" not in state[p]:
+                    state[p]["momentum_buffer"] = torch.zeros_like(p)
+            buffers = [local(state[p]["momentum_buffer"]) for p in run] if has_momentum else []
             place, scale = places.get(run[0]), space.scale(run[0])
             if len(run) > 1 or not all(tensor.is_contiguous() for tensor in (*own, *gradients, *buffers)):
                 pieces = [(own, flattened(gradients), buffers)]
@@ -285,14 +288,6 @@ def stretches_of(
             for (params, gradient, averages), rows in zip(pieces, blocks, strict=True):
                 precision = (rows[0] if rows else gradient).dtype
                 yield Stretch(params, averages, gradient, rows, group, rate * scale, scale, precision)
-
-
-def momentum_buffer(own: dict[str, Any], param: Tensor) -> Tensor:
-    """Return the parameter's momentum buffer, zero at first."""
-    if "momentum_buffer" not in own:
-        own["momentum_buffer"] = torch.zeros_like(param)
-    buffer: Tensor = own["momentum_buffer"]
-    return buffer
 
 
 def neighbours(params: Iterable[Tensor], places: Mapping[Tensor, int], space: Space) -> Iterator[list[Tensor]]:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from cao import advice
 from cao.autograd.isolation import check_not_joining
-from cao.curvature.hessian import LossFunction, operator_for
+from cao.curvature.hessian import Hessian, LossFunction, operator_for
 from cao.curvature.operators import AllReduced, ParameterOperator, agreed, check_replicas
 from cao.linalg.columns import Eigenpairs, generator_for, inner_products, precise
 from cao.linalg.eigensolvers import eigensolver_for, solved
@@ -68,14 +68,13 @@ def found_pairs(operator: ParameterOperator, rules: Rules) -> Eigenpairs:
         check_replicas(operator.params, operator.group)
     storage, settings, progress = FlatParams(operator.params), rules.settings, rules.progress
     columns = min(rules.rank.columns(progress.captured), storage.size)
-    iterations = settings["power_iterations"]
-    if settings["eigensolver"] is None:
-        solve = rules.rank.solver(columns, rules.damping.need(rules.pace), iterations)
+    if settings.eigensolver is None:
+        solve = rules.rank.solver(columns, rules.damping.need(rules.pace), settings.power_iterations)
     else:
-        solve = eigensolver_for(settings["eigensolver"], iterations)
+        solve = eigensolver_for(settings.eigensolver, settings.power_iterations)
     # Start columns depend on the seed and the number of the refresh.
-    generator = generator_for(storage.device, int(settings["seed"]), progress.attempts)
-    if settings["warm_start"] and progress.sketch is not None:
+    generator = generator_for(storage.device, int(settings.seed), progress.attempts)
+    if settings.warm_start and progress.sketch is not None:
         start = progress.sketch.start(storage, columns, generator)
     else:
         start = storage.space.random(storage.size, columns, generator, storage.dtype)
@@ -85,6 +84,10 @@ def found_pairs(operator: ParameterOperator, rules: Rules) -> Eigenpairs:
     pairs = solved(solve, probe, start, storage.space)
     if (asymmetry := probe.asymmetry) > ASYMMETRIC:
         advice.warn_once("asymmetry", advice.asymmetric(asymmetry), progress.has_warned)
+    if storage.space.mesh is None and isinstance(operator, Hessian) and operator.gradient is not None:
+        # `check_scale` holds the next step's gradient against it.
+        parts = zip(operator.params, operator.gradient, strict=True)
+        progress.source_gradient = [(param, part.detach()) for param, part in parts if part is not None]
     return pairs
 
 
@@ -155,12 +158,13 @@ def adopt(pairs: Eigenpairs, params: FlatParams, rules: Rules) -> None:
     # The sharpest direction is watched, even if nothing is done about it.
     kept = max(captured, 1)
     residuals, rows = pairs.residuals[:kept].tolist(), pairs.vectors[:, :kept].T.contiguous()
-    sketch = Sketch(values[:kept].tolist(), residuals, rules.eta(), progress.steps, params, rows)
-    progress.turned = turned_between(progress.sketch, sketch)
+    eta, _ = rules.eta_and_brake()
+    sketch = Sketch(values[:kept].tolist(), residuals, eta, progress.steps, params, rows)
+    progress.turned = turned_between(progress.sketch, sketch) if progress.sketch else 0.0
     progress.sketch = sketch
-    progress.indefinite_refreshes += int((values + rules.eta() < 0).any())
-    if rules.settings["negative_curvature"] == "signed":
-        progress.singular_directions += int(is_singular(values, rules.eta()).sum())
+    progress.indefinite_refreshes += int((values + eta < 0).any())
+    if rules.settings.negative_curvature == "signed":
+        progress.singular_directions += int(is_singular(values, eta).sum())
     rules.check_edge(values.tolist(), captured, params.size)
 
 
@@ -174,9 +178,9 @@ def sharpest_first(pairs: Eigenpairs, rules: Rules) -> Eigenpairs:
     return replace(pairs, values=values, vectors=vectors, residuals=residuals)
 
 
-def turned_between(old: Sketch | None, new: Sketch) -> float:
-    """Return the share of a sketch that lies outside the one before it: 1 − ‖V_oldᵀV_new‖²/k, 0 without one."""
-    if old is None or old.rows.shape[1] != new.rows.shape[1]:
+def turned_between(old: Sketch, new: Sketch) -> float:
+    """Return the share of a sketch that lies outside the one before it: 1 − ‖V_oldᵀV_new‖²/k."""
+    if old.rows.shape[1] != new.rows.shape[1]:
         return 0.0
     shared = float(inner_products(old.rows.T, new.rows.T, space=new.params.space).square().sum()) / len(new.rows)
     return min(max(1 - shared, 0.0), 1.0)
@@ -193,7 +197,7 @@ def is_stale(operator: ParameterOperator, sketch: Sketch, rules: Rules, state: S
         drift, change, along = curvature_seen(operator, sketch, rules, last_step(operator, state))
         sharpest = max(sketch.values[0] * (1 + change), along)
         is_needed = progress.captured == 0 and rules.rank.captured([sharpest], rules.damping.need(rules.pace)) > 0
-        looks.append(Look(drift, change, along > rules.pace.edge * rules.eta(), is_needed))
+        looks.append(Look(drift, change, along > rules.pace.edge * rules.eta_and_brake()[0], is_needed))
         return looks[-1]
 
     is_refresh_wanted, progress.seen = rules.refresh.wants_refresh(progress.seen, progress, look)
@@ -218,7 +222,7 @@ def curvature_seen(
     q is a random mix of the captured vectors. Of the last step only the part outside the sketch counts; without one,
     its curvature is 0.
     """
-    progress, seed = rules.progress, int(rules.settings["seed"])
+    progress, seed = rules.progress, int(rules.settings.seed)
     storage = FlatParams(operator.params)
     space, generator = storage.space, generator_for(storage.device, seed, progress.attempts, progress.steps)
     rows, values = sketch.rows, torch.tensor(sketch.values, dtype=torch.float64).to(sketch.rows)
@@ -241,12 +245,6 @@ def curvature_seen(
     progress.count(len(columns))
     numbers: list[float] = torch.stack([drift, change, along]).tolist()
     return numbers[0], numbers[1], numbers[2]
-
-
-def gradient_of(operator: ParameterOperator) -> list[tuple[Tensor, Tensor]]:
-    """Return the parameters with the gradient of the loss whose graph an operator differentiates, if it has one."""
-    parts = zip(operator.params, getattr(operator, "gradient", None) or (), strict=False)
-    return [(param, part.detach()) for param, part in parts if part is not None]
 
 
 def check_scale(progress: Progress) -> None:
