@@ -10,6 +10,7 @@ from cao.curvature.operators import Mean
 from cao.fitting.fit import fit
 from cao.fitting.progress import Ending, State
 from cao.fitting.result import Fit
+from cao.growing_points import GrowingPoints
 from cao.lbfgs import SketchedLBFGS
 from cao.linalg.columns import Eigenpairs
 from cao.linalg.eigensolvers import Lanczos, SubspaceIteration, SymmetricOperator
@@ -35,6 +36,7 @@ __all__ = [
     "Fit",
     "Fixed",
     "GaussNewton",
+    "GrowingPoints",
     "HagerZhang",
     "Hessian",
     "Lanczos",

@@ -55,6 +55,8 @@ class Finish:
     """The whole cost and the loss where this phase began."""
     trace: list[list[float]] = field(default_factory=list)
     """The same at the last steps of the phase, or since the last one was left."""
+    has_changed: bool = False
+    """Whether the loss has become another function: then a step is worth a try, as all else was learnt before."""
 
     @classmethod
     def of(cls, saved: dict[str, Any]) -> "Finish":
@@ -72,14 +74,19 @@ class Finish:
         """Whether the next step is a corrected one, given the whole cost so far; each iteration must ask."""
         if math.isinf(self.price) or not here.value > 0:
             return self.is_on
+        is_new, self.has_changed = self.has_changed, False
+        if is_new and self.trace:  # What was before is told as if the function had been the new one.
+            factor = here.value / self.trace[-1][1]
+            self.trace = [[then, factor * value] for then, value in self.trace]
+            self.began = [factor * value if place else value for place, value in enumerate(self.began)]
         if not self.is_on:
             self.trace.append([cost, here.value])
             self.trace = within_reach(self.trace, self.price)
             is_allowed = self.tries < TRIES and cost >= max(self.price / SHARE, self.not_before)
-            if is_allowed and has_slowed(self.trace, self.price):
+            if is_allowed and (is_new or has_slowed(self.trace, self.price)):
                 self.is_on, self.tries = True, self.tries + 1
-                before = [point for point in self.trace if cost - point[0] >= self.price / 2][-1]
-                self.rate, self.began = rate_between(before, self.trace[-1]), self.trace[-1]
+                before = [point for point in self.trace if cost - point[0] >= self.price / 2] or self.trace[:1]
+                self.rate, self.began = rate_between(before[-1], self.trace[-1]), self.trace[-1]
                 self.trace = [self.began]
         return self.is_on
 
@@ -138,4 +145,6 @@ class Finish:
 
 def rate_between(before: list[float], now: list[float]) -> float:
     """Return the decrease of the loss's logarithm per evaluation from one point of a trace to another."""
-    return math.log(before[1] / now[1]) / (now[0] - before[0]) if now[1] > 0 else math.inf
+    if not now[1] > 0:
+        return math.inf
+    return math.log(before[1] / now[1]) / (now[0] - before[0]) if now[0] > before[0] else 0.0

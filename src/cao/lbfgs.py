@@ -182,6 +182,16 @@ class SketchedLBFGS(Optimizer):
         self._left_at = here
         return first
 
+    def resampled(self) -> None:
+        """Tell that the loss has become another function, such as one of more points.
+
+        A dense matrix stays, and so do the pairs until the next sketch, which is due and begins with the last one; so
+        are corrected steps where they are possible. No loss is compared with one of before.
+        """
+        self._progress.start_anew()
+        self._finish.has_changed = True
+        self._left_at = None
+
     @property
     def status(self) -> Status:
         """What the optimizer has done so far."""
@@ -203,6 +213,7 @@ class SketchedLBFGS(Optimizer):
             corrected_steps=finish.steps,
             corrected_cost=finish.spent,
             contradiction=tuple(progress.contradiction),
+            comparisons=tuple(getattr(self.source, "comparisons", ())),
         )
 
     def report(self) -> Report:
@@ -419,8 +430,9 @@ class SketchedLBFGS(Optimizer):
             is_first = progress.refreshes == 0
             return bool(is_first or progress.iterations - progress.last_refresh >= every)
         # Where rounding decides, every loss is as low as the last: that is for the sketch after ten quiet iterations.
-        is_quiet = progress.quiet > 0
-        return not is_quiet and is_affordable(progress.paid, progress.evaluations) and has_slowed(trace, progress.price)
+        is_quiet, is_new = progress.quiet > 0, len(trace) == 1 and progress.refreshes > 0
+        has_reason = is_new or has_slowed(trace, progress.price)
+        return not is_quiet and is_affordable(progress.paid, progress.evaluations) and has_reason
 
     def _renew(self, here: Iterate) -> None:
         """Let a dense matrix take over, or make a new sketch, if either is due."""

@@ -178,6 +178,12 @@ def report_on_lbfgs(status: Mapping[str, Any], has_source: bool, precision: dtyp
             f"{status['corrected_steps']:,} Gauss-Newton steps, for {status['corrected_cost']:,.0f} evaluations; "
             f"now {status['phase']}"
         )
+    if status["comparisons"]:
+        # As they were when points were added, and now.
+        stages = list({points: (fitted, held_out) for points, fitted, held_out in status["comparisons"]}.items())
+        rows["points"] = " → ".join(f"{points:,}" for points, _ in stages)
+        rows["mean square"] = " → ".join(f"{fitted:.2g}" for _, (fitted, _) in stages)
+        rows["held out"] = " → ".join(f"{held_out:.2g}" for _, (_, held_out) in stages)
     if status["derivative"]:
         rows["derivative"] = status["derivative"]
     return Report(

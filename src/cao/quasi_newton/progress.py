@@ -83,6 +83,11 @@ class Progress:
         progress.__dict__ = saved
         return progress
 
+    def start_anew(self) -> None:
+        """Forget what was seen of a loss that has become another function."""
+        self.trace, self.landmarks, self.contradiction = [], [], []
+        self.decrease, self.failures, self.last = 0.0, 0, math.nan
+
 
 class Status(NamedTuple):
     """What the optimizer has done since it was made, and why its last step ended."""
@@ -110,3 +115,5 @@ class Status(NamedTuple):
     """What corrected Gauss-Newton steps have cost beside calls of the closure, in evaluations."""
     contradiction: tuple[float, ...]
     """Two losses that the closure returned at the same parameters, if it did."""
+    comparisons: tuple[tuple[int, float, float], ...]
+    """Points in use, and mean squares there and at points held out, as often as a source of growing points compared."""

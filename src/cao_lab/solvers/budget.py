@@ -1,7 +1,7 @@
 """What a solver may spend, and what it has to show for it."""
 
 from dataclasses import dataclass
-from math import inf
+from math import inf, nan
 
 
 @dataclass(frozen=True)
@@ -49,3 +49,7 @@ class Record:
     status: str
     """running, spent, interrupted, failed (an exception ended it), "stalled: " and a reason, or idle: a stalled run
     waits for the end of its budget."""
+    points: int = 0
+    """Points in use when they were last compared with others, if they may grow."""
+    held_out: float = nan
+    """The mean square of the residuals at points that are held out, then."""

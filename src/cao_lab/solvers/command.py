@@ -211,7 +211,7 @@ def write_solution(lines: list[Line], problem: Problem, config: SolveConfig, fol
     facts = {
         "config": {**asdict(config), "out": str(config.out)},
         "parameters": problem.size,
-        "outcome": {**asdict(last), "error": last.error if isfinite(last.error) else None},
+        "outcome": {**asdict(last), **{name: finite(getattr(last, name)) for name in ("error", "held_out")}},
         "stalled": next((line.record.status for line in lines if line.record.status.startswith("stalled")), None),
     }
     header = new_header("solver", ("solve", problem.name, config.method, 0), facts, torch.device("cpu"))
@@ -233,7 +233,13 @@ def summary(record: Record, problem: Problem) -> str:
     values = f"; gradient norm {gradient_norm(problem):.2g}"
     if problem.size <= FEW:
         values += f", parameters {', '.join(f'{value:.6g}' for value in flat(list(problem.params)).tolist())}"
-    return f"loss {record.loss:.4g}{kind}{error} after {cost} ({why_ended(record.status)}){values}"
+    held_out = "" if isnan(record.held_out) else f", {record.held_out:.3g} held out from {record.points:,} points"
+    return f"loss {record.loss:.4g}{kind}{held_out}{error} after {cost} ({why_ended(record.status)}){values}"
+
+
+def finite(number: float) -> float | None:
+    """Return the number, or None, which JSON has a word for."""
+    return number if isfinite(number) else None
 
 
 def gradient_norm(problem: Problem) -> float:

@@ -22,7 +22,8 @@ class SolveConfig:
 
     target: tyro.conf.Positional[str]
     """path.py:function, where function() returns params, a function that returns the loss or residuals, and optionally
-    one that returns an error, a number. One tensor without dimensions is the loss; anything else, (residual,) or a
+    one that returns an error, a number (or None), and draw(n, seed), which returns points for residuals(points) that
+    grow in number while they are overfitted. One tensor without dimensions is the loss; anything else, (residual,) or a
     tensor of shape (1,) included, is residuals, and the loss is the sum of their squares. Or a problem of the
     laboratory, such as convection."""
     method: MethodName = "sketched-lbfgs"

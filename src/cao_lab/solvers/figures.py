@@ -12,17 +12,17 @@ FEW = 20
 
 
 def convergence_figure(runs: Mapping[str, Sequence[Record]], title: str) -> Figure:
-    """Draw the lowest loss of each run so far, over evaluations and over seconds; errors, if known, are dashed.
+    """Draw the lowest loss of each run so far, over evaluations and over seconds.
 
-    The scale is logarithmic; if there is a zero it is linear below the smallest number that is not, and if a loss is
-    negative it is linear everywhere.
+    Errors, if known, are dashed, and losses at points held out dotted. The scale is logarithmic; if there is a
+    zero it is linear below the smallest number that is not, and if a loss is negative it is linear everywhere.
     """
     figure = Figure(figsize=(9.0, 3.6), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
     draw(left, runs, "billed")
     draw(right, runs, "seconds")
     left.set(xlabel="evaluations (products at their price)")
-    set_scale(left, [value for records in runs.values() for record in records for value in (record.loss, record.error)])
+    set_scale(left, [value for records in runs.values() for record in records for value in drawn(record)])
     right.set(xlabel="seconds")
     right.locator_params(axis="x", nbins=5)
     left.legend(frameon=False)
@@ -40,7 +40,15 @@ def draw(axes: Axes, runs: Mapping[str, Sequence[Record]], spent: str) -> None:
         if not all(isnan(record.error) for record in records):
             errors = [record.error for record in records]
             axes.plot(places, errors, linestyle="--", color=line.get_color(), label=f"{name}, error", marker=marker)
+        if not all(isnan(record.held_out) for record in records):
+            held_out = [record.held_out for record in records]
+            axes.plot(places, held_out, linestyle=":", color=line.get_color(), label=f"{name}, held out", marker=marker)
     axes.grid(alpha=0.3)
+
+
+def drawn(record: Record) -> tuple[float, float, float]:
+    """Return what is drawn of a record."""
+    return record.loss, record.error, record.held_out
 
 
 def set_scale(axes: Axes, values: Sequence[float]) -> None:

@@ -121,7 +121,16 @@ class Objective:
             self.price.product,
             self.price.setup,
             status,
+            *self._last_comparison(),
         )
+
+    def _last_comparison(self) -> tuple[int, float]:
+        seen = self.problem.points.comparisons if self.problem.points else []
+        return (seen[-1].points, seen[-1].held_out) if seen else (0, math.nan)
+
+    def resampled(self) -> None:
+        """Forget the best point, because the loss is of other points now."""
+        self.best_loss = math.inf
 
     def take_best(self) -> None:
         """Put the best point into the parameters."""

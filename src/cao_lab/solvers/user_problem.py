@@ -3,6 +3,7 @@
 import math
 import traceback
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from numbers import Real
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from cao import GrowingPoints
 from cao_lab.solvers.config import SolveError
 from cao_lab.tasks.pde import EQUATIONS
 from cao_lab.tasks.pde.problem import Problem, least_squares
 from cao_lab.user_code import import_file
 
-RETURNS = "it must return (params, loss or residuals[, error])"
+RETURNS = "it must return (params, loss or residuals[, error[, draw]])"
 
 
 def load_problem(target: str) -> Problem:
@@ -50,16 +52,19 @@ def as_problem(result: Any, target: str) -> Problem:
     """Return what the user's function returned as a problem, if it is of use."""
     if isinstance(result, Problem):
         return result
-    if not isinstance(result, tuple) or len(result) not in (2, 3):
+    if not isinstance(result, tuple) or len(result) not in (2, 3, 4):
         got = f"{len(result)} values" if isinstance(result, tuple) else type(result).__name__
         raise SolveError(f"{target} returned {got}; {RETURNS}")
-    params, function, error = (*result, None)[:3]
+    params, function, error, draw = (*result, None, None)[:4]
     params = checked_params(params, target)
-    if not callable(function) or not (error is None or callable(error)):
-        wrong = function if not callable(function) else error
-        raise SolveError(f"{target} returned {type(wrong).__name__} where a function was expected; {RETURNS}")
+    wrong = [each for each in (function, error, draw) if not callable(each) and (each is not None or each is function)]
+    if wrong:
+        raise SolveError(f"{target} returned {type(wrong[0]).__name__} where a function was expected; {RETURNS}")
     name = target.rpartition(":")[2]
     error = checked_error(error, target) if error else None
+    if draw:
+        points = called(lambda: GrowingPoints(function, params, draw), target)
+        return replace(least_squares(name, params, lambda: tuple(points.terms()), error), points=points)
     value = called(function, target)
     if is_graph(value) and value.ndim == 0:
         return Problem(name, params, function, error=error)

@@ -93,8 +93,11 @@ def test_a_problem_of_the_laboratory_has_its_name() -> None:
     ("body", "message"),
     [
         ("other = 1\n", "has no function problem"),
-        ("def problem():\n    return 3\n", r"returned int; it must return \(params, loss or residuals\[, error\]\)"),
-        ("def problem():\n    return x, 1, 2, 3\n", "returned 4 values"),
+        (
+            "def problem():\n    return 3\n",
+            r"returned int; it must return \(params, loss or residuals\[, error\[, draw\]",
+        ),
+        ("def problem():\n    return x, 1, 2, 3, 4\n", "returned 5 values"),
         ("def problem():\n    return x, 3\n", "returned int where a function was expected"),
         ("def problem():\n    return x, lambda: x.sum(), 3\n", "returned int where a function was expected"),
         ("def problem():\n    return [1], lambda: x.sum()\n", "returned int among its params"),
@@ -348,3 +351,33 @@ def test_every_method_can_be_asked_for() -> None:
 def test_the_command_line_waits_for_no_torch() -> None:
     code = "import sys, cao_lab.solvers.config; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+DRAWN = """
+net = torch.nn.Sequential(torch.nn.Linear(1, 10), torch.nn.Tanh(), torch.nn.Linear(10, 1)).double()
+def draw(n, seed):
+    return torch.rand(n, 1, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+def residuals(points):
+    return net(points) - torch.sin(9 * points)
+def problem():
+    return net, residuals, None, draw
+"""
+
+
+def test_a_problem_that_draws_points_gets_more_of_them_and_both_curves_are_written(tmp_path: Path) -> None:
+    target = written(tmp_path, DRAWN.replace("return net, residuals, None, draw", "return net, residuals, None, few"))
+    few = "def few(n, seed):\n    return draw(max(n // 50, 3), seed)\n"
+    Path(target.rpartition(":")[0]).write_text(HEAD + few + Path(target.rpartition(":")[0]).read_text()[len(HEAD) :])
+    message, rows, outcome = solved(target, tmp_path / "out", method="sketched-lbfgs", evaluations=300, records=50)
+    points = [int(row["points"]) for row in rows]
+    assert points[0] == 0
+    assert points == sorted(points)
+    assert points[-1] > 500  # With ten points at first, for 31 parameters.
+    assert float(rows[-1]["held_out"]) == outcome["outcome"]["held_out"]
+    assert f"held out from {points[-1]:,} points" in message
+
+
+def test_points_that_are_drawn_alike_for_each_seed_are_refused(tmp_path: Path) -> None:
+    target = written(tmp_path, DRAWN.replace("manual_seed(seed)", "manual_seed(0)"))
+    with pytest.raises(SolveError, match="draw returned the same points for the seeds 0 and 1"):
+        load_problem(target)

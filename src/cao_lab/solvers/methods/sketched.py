@@ -13,6 +13,8 @@ from cao_lab.solvers.price import Products
 from cao_lab.tasks.pde.problem import Problem
 
 TIMED_COLUMNS = 20
+BETWEEN_COMPARISONS = 20
+"""Iterations after which points that may grow are compared with those that are held out."""
 
 
 @dataclass(frozen=True)
@@ -41,13 +43,13 @@ class Sketched:
         return Products(lambda: here @ columns, count, matrix.linearize, one=lambda: here @ columns[:, :1])
 
     def minimize(self, objective: Objective) -> str:
-        """Step until the budget is spent, or until a step leaves the parameters where they were."""
+        """Step until the budget is spent, or until a step leaves the parameters where they were; let points grow."""
         problem = objective.problem
-        residuals = problem.residuals
+        residuals, points = problem.residuals, problem.points
         optimizer = cao.SketchedLBFGS(
             objective.params,
-            source=problem.loss if residuals is None else cao.LeastSquares(residuals, objective.params),
-            max_iter=ENDLESS,
+            source=points or (problem.loss if residuals is None else cao.LeastSquares(residuals, objective.params)),
+            max_iter=ENDLESS if points is None else BETWEEN_COMPARISONS,
             max_eval=ENDLESS,
             memory=self.memory,
             history_size=self.history_size,
@@ -60,10 +62,15 @@ class Sketched:
             objective.bill(status.products - objective.products, status.refreshes - objective.setups, others)
             return objective.closure()
 
-        before = None
-        while before is None or not torch.equal(before, flat(objective.params)):
+        before, has_grown = None, False
+        while before is None or has_grown or not torch.equal(before, flat(objective.params)):
             before = flat(objective.params)
             optimizer.step(closure)
+            if points:
+                objective.bill(0, others=1)  # Residuals at two sets of points, and no gradient.
+                if has_grown := points.grow():
+                    optimizer.resampled()
+                    objective.resampled()
         return str(optimizer.status.reason)
 
 

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from cao import GrowingPoints
 from cao_lab.tasks.pde.network import Tanh
 from cao_lab.tasks.pde.points import Column, Points, Rectangle
 
@@ -28,6 +29,8 @@ class Problem:
     error: Callable[[], float] | None = None
     """The relative L2 error of the solution, if the truth is known."""
     solution: Field | None = None
+    points: GrowingPoints | None = None
+    """Where the residuals are taken, if that may grow."""
 
     @property
     def size(self) -> int:
