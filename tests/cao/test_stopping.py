@@ -64,9 +64,9 @@ def test_a_fit_ends_at_the_optimum_of_scipy_and_stays_there(has_source: bool, ma
 def test_a_low_within_rounding_of_the_lowest_is_no_new_low() -> None:
     progress, gradient = Progress(price=1.0), torch.ones(2, dtype=torch.float64)
     for number in range(11):
-        watch(progress, Iterate(gradient, 1.0 - number * 2.0**-53, gradient))
+        watch(progress, Iterate(gradient, 1.0 - number * 2.0**-53, gradient, largest=1.0))
     assert progress.quiet == 10
-    watch(progress, Iterate(gradient, 1.0 - 1e-14, gradient))
+    watch(progress, Iterate(gradient, 1.0 - 1e-14, gradient, largest=1.0))
     assert progress.quiet == 0
 
 
