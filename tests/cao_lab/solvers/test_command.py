@@ -364,7 +364,10 @@ def problem():
 """
 
 
-def test_a_problem_that_draws_points_gets_more_of_them_and_both_curves_are_written(tmp_path: Path) -> None:
+def test_a_problem_that_draws_points_gets_more_of_them_and_both_curves_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "price_for", lambda *args, **kwargs: Price(1.0, 5.0))
     target = written(tmp_path, DRAWN.replace("return net, residuals, None, draw", "return net, residuals, None, few"))
     few = "def few(n, seed):\n    return draw(max(n // 50, 3), seed)\n"
     Path(target.rpartition(":")[0]).write_text(HEAD + few + Path(target.rpartition(":")[0]).read_text()[len(HEAD) :])
