@@ -4,6 +4,7 @@ import sys
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
+from math import isfinite
 from multiprocessing import get_context
 from pathlib import Path
 from typing import TypeAlias
@@ -31,7 +32,7 @@ from cao_lab.reporting.robust import (
     goals_table,
     rates_figure,
 )
-from cao_lab.reporting.scientific import load_solves, loss_figure
+from cao_lab.reporting.scientific import load_solves, loss_figure, profile_figure
 from cao_lab.reporting.scientific_tables import solver_tables
 from cao_lab.reporting.setting import Setting, settings
 from cao_lab.reporting.suite_figures import setting_figures, stable_window_figure
@@ -74,11 +75,14 @@ class Beside:
     watched: list[Table]
 
     def figures(self) -> Figures:
-        """Return their figures: of solvers the loss over evaluations and over seconds, for each of their suites."""
+        """Return their figures: of solvers the loss over evaluations or a profile, and the loss over seconds."""
         found: Figures = {}
         for suite in suites_of(["solvers"]):
             if runs := [run for run in self.solves if run.suite == suite and run.records]:
-                found[f"{suite}/loss"] = partial(loss_figure, runs, "billed")
+                if isfinite(runs[0].evaluations):
+                    found[f"{suite}/loss"] = partial(loss_figure, runs, "billed")
+                else:
+                    found[f"{suite}/profile"] = partial(profile_figure, runs)
                 found[f"{suite}/loss-seconds"] = partial(loss_figure, runs, "seconds")
         if self.swept:
             found["robust/loss-by-rate"] = partial(rates_figure, self.swept)

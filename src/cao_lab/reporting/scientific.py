@@ -26,20 +26,35 @@ from cao_lab.reporting.figures import plain, styled
 OURS = "sketched-lbfgs"
 TITLES = {
     OURS: "SketchedLBFGS",
+    "ssbroyden": "SSBroyden",
+    "ssbfgs": "SSBFGS",
     "scipy-bfgs": "BFGS, dense",
+    "levenberg-marquardt": "Levenberg–Marquardt",
+    "target-ratio": "Gauss–Newton by target ratio",
+    "engd-w": "ENGD-W",
+    "spring": "SPRING",
     "scipy-lbfgsb": "L-BFGS-B (scipy)",
+    "scipy-lbfgsb-400": "L-BFGS-B (scipy), 400 pairs",
     "torch-lbfgs": "L-BFGS (torch)",
     "nncg": "NNCG (deepxde)",
     "lbfgs-nncg": "L-BFGS, then NNCG",
     "lbfgs-nncg-damping0.01": "L-BFGS, then NNCG, μ = 0.01",
     "lbfgs-nncg-damping0.001": "L-BFGS, then NNCG, μ = 0.001",
+    "lbfgs-nncg-30": "L-BFGS, then NNCG, 30 products per step",
+    "lbfgs-nncg-100": "L-BFGS, then NNCG, 100 products per step",
     "soap": "SOAP",
+    "soap-0.001": "SOAP, lr 0.001",
+    "soap-0.01": "SOAP, lr 0.01",
     "adam": "Adam",
     "cao": "CAO",
 }
 """All methods, in the order in which they are shown."""
 STROKES = {
     OURS: ("#c2185b", "-", 2.2),
+    "ssbroyden": ("#263238", "-", 1.6),
+    "ssbfgs": ("#263238", (0, (4, 1.6)), 1.2),
+    "levenberg-marquardt": ("#ef6c00", "-", 1.4),
+    "target-ratio": ("#8d6e63", "-", 1.4),
     "scipy-bfgs": ("#7b1fa2", "-", 1.2),
     "scipy-lbfgsb": ("#1565c0", "-", 1.6),
     "torch-lbfgs": ("#5c6bc0", "-", 1.2),
@@ -60,6 +75,8 @@ ALL_PEERS = ()
 WRONG = 0.5
 """A relative L2 error above which a solution is called wrong; chosen after the runs, before they were counted by it."""
 DRAWS = 2_000
+ERRORS = (1e-1, 1e-2, 1e-3)
+"""Relative L2 errors to reach."""
 
 Measure = Callable[[SolveRun, SolveRun], float]
 
@@ -96,6 +113,28 @@ def share_of_evaluations(ours: SolveRun, theirs: SolveRun) -> float:
     return quotient(billed_until(ours, goal), billed_until(theirs, goal))
 
 
+@dataclass(frozen=True)
+class After:
+    """Our loss or error over theirs after a share of a run's seconds."""
+
+    share: float
+    column: Literal["loss", "error"] = "loss"
+
+    def __call__(self, ours: SolveRun, theirs: SolveRun) -> float:
+        """Return the ratio."""
+        return quotient(*(float(getattr(after(run, self.share * run.seconds), self.column)) for run in (ours, theirs)))
+
+
+def share_of_seconds(ours: SolveRun, theirs: SolveRun) -> float:
+    """Return our seconds to an error of 1e-2 over theirs; equal where neither came to it."""
+    return quotient(seconds_until(ours, 1e-2), seconds_until(theirs, 1e-2))
+
+
+def seconds_until(run: SolveRun, error: float) -> float:
+    """Return when a run first had an error this low; infinite if it never had."""
+    return next((row.seconds for row in run.records if row.error <= error), math.inf)
+
+
 def end_seconds(run: SolveRun) -> float:
     """Return when a run ended: never, if it stalled and more seconds would change nothing."""
     return math.inf if is_stalled(run) else last(run).seconds
@@ -107,8 +146,13 @@ def is_stalled(run: SolveRun) -> bool:
 
 
 def loss_after(run: SolveRun, seconds: float) -> float:
-    """Return the lowest loss a run had after so many seconds; the first record's if it had none by then."""
-    return [row.loss for row in run.records if row.seconds <= seconds or row is run.records[0]][-1]
+    """Return the lowest loss a run had after so many seconds."""
+    return after(run, seconds).loss
+
+
+def after(run: SolveRun, seconds: float) -> SolveRecord:
+    """Return where a run stood after so many seconds: the first record if it had none by then."""
+    return [row for row in run.records if row.seconds <= seconds or row is run.records[0]][-1]
 
 
 def billed_until(run: SolveRun, loss: float) -> float:
@@ -144,6 +188,16 @@ GOALS = (
     Goal("L2 error against the best of all peers", ALL_PEERS, error_ratio, 1 / 2),
     Goal("evaluations to the loss at which L-BFGS-B ends", ("scipy-lbfgsb",), share_of_evaluations, 1 / 3),
 )
+IN_EQUAL_SECONDS = (
+    *(Goal(f"loss after {share:.0%} of the time", ALL_PEERS, After(share), 1 / 2) for share in (0.1, 0.3, 1.0)),
+    *(
+        Goal(f"the same after {share:.0%}, worst problem", ALL_PEERS, After(share), 1.2, is_on_every_problem=True)
+        for share in (0.1, 0.3, 1.0)
+    ),
+    Goal("L2 error at the end", ALL_PEERS, After(1.0, "error"), 1 / 2),
+    Goal("(seconds to an L2 error of 1e-2)", ALL_PEERS, share_of_seconds, 1 / 2),
+)
+"""Goals of `scientific-2`, against the best of all peers; the last is one for growing points, and only shown."""
 ASIDE = Goal("(L2 error, had every run stopped at its lowest)", ALL_PEERS, lowest_error_ratio, 1 / 2)
 """No goal, but asked because one was missed: would it have been reached with the best rule for stopping?"""
 
@@ -249,6 +303,40 @@ def draw_panel(axes: Axes, runs: Sequence[SolveRun], spent: Spent) -> None:
     axes.set_yscale("log")
     # A stalled run is drawn for as long as others run, and not to the end of a budget that nobody needed.
     axes.set_xlim(0, max((getattr(last(run), spent) for run in runs if not is_stalled(run)), default=None))
+
+
+@styled
+def profile_figure(runs: Sequence[SolveRun]) -> Figure:
+    """Draw performance profiles: how many problems are solved to an error in so many times the fastest's seconds."""
+    figure = Figure(figsize=(3 * len(ERRORS), 3.2), layout="constrained")
+    for axes, goal in zip(figure.subplots(1, len(ERRORS), sharey=True), ERRORS, strict=True):
+        slowness = {label: times_the_fastest(runs, label, goal) for label in STROKES}
+        for label, times in slowness.items():
+            colour, dash, width = STROKES[label]
+            places = np.sort([time for time in times if math.isfinite(time)])
+            if times:
+                shares = np.arange(1, len(places) + 1) / len(times)
+                title = TITLES.get(label, label)
+                axes.step(places, shares, where="post", color=colour, linestyle=dash, linewidth=width, label=title)
+        axes.set(xscale="log", xlabel="times the fastest", ylim=(0, 1.02))
+        axes.set_title(f"error {goal:g}", fontsize=9)
+    figure.axes[0].set_ylabel("share of problems")
+    handles = {str(line.get_label()): line for axes in figure.axes for line in axes.get_lines()}
+    figure.legend(list(handles.values()), list(handles), loc="outside upper center", ncols=4)
+    return figure
+
+
+def times_the_fastest(runs: Iterable[SolveRun], label: str, error: float) -> list[float]:
+    """Return a method's seconds to an error over the fastest's, on every problem and seed that anybody solved so far.
+
+    Infinite where the method did not.
+    """
+    found = []
+    for by_label in contests(runs).values():
+        fastest = min(seconds_until(run, error) for run in by_label.values())
+        if label in by_label and math.isfinite(fastest):
+            found.append(quotient(seconds_until(by_label[label], error), fastest))
+    return found
 
 
 def median_curve(runs: Sequence[SolveRun], spent: Spent) -> tuple[Float64[np.ndarray, " n"], Float64[np.ndarray, " n"]]:

@@ -12,10 +12,13 @@ from pandas import DataFrame
 from cao_lab.log.records import SolveRun
 from cao_lab.reporting.scientific import (
     ASIDE,
+    ERRORS,
     GOALS,
+    IN_EQUAL_SECONDS,
     OURS,
     TITLES,
     WRONG,
+    After,
     Goal,
     contests,
     interval_over_problems,
@@ -27,12 +30,15 @@ from cao_lab.reporting.scientific import (
     outcome,
     quotient,
     ratios,
+    seconds_until,
     task_medians,
 )
 from cao_lab.reporting.tabular import Table, short
 
 SHORT = ("loss / torch", "loss / L-BFGS-B", None, "loss / NNCG", "loss / NNCG tuned", "error / best", "evaluations")
 """Heads of the columns of ratios, one per goal; None for one that is about the same ratios."""
+IN_SECONDS = ("scientific-2", "scientific-2-points")
+"""Suites whose runs all have the same seconds."""
 POINTS_HEADS = {
     "ours_few": "ours, 1,000 points", "ours_many": "ours, 4,000", "change": "change",
     "best_few": "best peer, 1,000", "best_many": "best peer, 4,000",
@@ -43,25 +49,33 @@ POINTS_HEADS = {
 def solver_tables(runs: Sequence[SolveRun]) -> list[Table]:
     """Return all tables that there are runs for."""
     small = [run for run in runs if run.suite == "scientific"]
+    timed = {suite: [run for run in runs if run.suite == suite] for suite in IN_SECONDS}
     more_points = [run for run in runs if run.suite == "scientific-points"]
     full_width = [run for run in runs if run.suite == "rathore" and run.records]
     losses = value_table("loss", "Final loss", small)
     errors = value_table("error", "Relative L2 error at the final loss", small)
-    tables = [goals_table(small), ratio_table(small), losses, errors, method_table(small)]
+    tables = [
+        goals_table("scientific", small, (*GOALS, ASIDE)),
+        ratio_table(small),
+        losses,
+        errors,
+        method_table(small),
+    ]
     return [
         *(tables if contests(small) else []),
         *([points_table(small, more_points)] if contests(small) and contests(more_points) else []),
         *([progress_table(full_width)] if full_width else []),
+        *(table for suite, own in timed.items() if contests(own) for table in timed_tables(suite, own)),
     ]
 
 
-def goals_table(runs: Sequence[SolveRun]) -> Table:
+def goals_table(suite: str, runs: Sequence[SolveRun], goals: Sequence[Goal]) -> Table:
     """Return what was to be reached, what was, and between which problems it varies."""
-    rows = [goal_row(runs, goal) for goal in (*GOALS, ASIDE)]
+    rows = [goal_row(runs, goal) for goal in goals]
     cells = [
         {
             "SketchedLBFGS": row["goal"],
-            "to reach": f"≤ {Fraction(row['most']).limit_denominator(100)}",
+            "to reach": f"≤ {most(row['most'])}",
             "measured": short(row["measured"]),
             "95 % over problems": "–" if math.isnan(row["low"]) else f"{short(row['low'])} – {short(row['high'])}",
             "problems": f"{short(row['least'])} – {short(row['largest'])}",
@@ -73,7 +87,60 @@ def goals_table(runs: Sequence[SolveRun]) -> Table:
         "Goals: ratios of ours to theirs, median over problems and seeds, its interval if problems are drawn anew, and "
         "the range of the problems' medians."
     )
-    return Table("scientific-goals", caption, DataFrame(cells), DataFrame(rows))
+    return Table(f"{suite}-goals", caption, DataFrame(cells), DataFrame(rows))
+
+
+def most(bound: float) -> str:
+    """Return a bound as a goal names it: a fraction below one, a number above."""
+    return str(Fraction(bound).limit_denominator(100)) if bound <= 1 else short(bound)
+
+
+def timed_tables(suite: str, runs: Sequence[SolveRun]) -> list[Table]:
+    """Return goals in equal seconds, and how ours compares with each method."""
+    rows = [timed_row(label, runs) for label in labels(runs)]
+    heads = ("loss, 10 %", "loss, 30 %", "loss, 100 %", "error, 100 %")
+    cells = [
+        {
+            "": TITLES.get(row["label"], row["label"]),
+            "runs": str(row["runs"]),
+            **{head: "–" if row["label"] == OURS else short(row[head]) for head in heads},
+            "95 % of the last two": row["intervals"],
+            **{f"s to {goal:g}": short(row[f"s to {goal:g}"]) for goal in ERRORS},
+            "wrong": str(row["wrong"]),
+        }
+        for row in rows
+    ]
+    caption = (
+        "Ours over theirs after shares of the time, median over problems and seeds, with intervals if problems are "
+        "drawn anew; below 1 ours is better. Then median seconds to relative L2 errors (never: in fewer than half of "
+        f"the runs), and how many runs end wrong, at an error above {WRONG}."
+    )
+    return [
+        goals_table(suite, runs, IN_EQUAL_SECONDS),
+        Table(f"{suite}-methods", caption, DataFrame(cells), DataFrame(rows)),
+        value_table("loss", "Final loss", runs, suite),
+        value_table("error", "Relative L2 error at the final loss", runs, suite),
+    ]
+
+
+def timed_row(label: str, runs: Sequence[SolveRun]) -> dict[str, Any]:
+    """Compare ours with one method in equal seconds."""
+    own = [by_label[label] for by_label in contests(runs).values() if label in by_label]
+    measures = (After(0.1), After(0.3), After(1.0), After(1.0, "error"))
+    found = [ratios(runs, Goal("", (label,), measure, 1)) for measure in measures]
+    values = {
+        f"{measure.column}, {measure.share:.0%}".replace("%", " %"): median(ratio.values()) if ratio else math.nan
+        for measure, ratio in zip(measures, found, strict=True)
+    }
+    bounds = ["–".join(map(short, interval_over_problems(ratio))) for ratio in found[2:] if ratio]
+    return {
+        "label": label,
+        "runs": len(own),
+        **values,
+        "intervals": "; ".join(bounds) or "–",
+        **{f"s to {goal:g}": median(seconds_until(run, goal) for run in own) for goal in ERRORS},
+        "wrong": sum(map(is_wrong, own)),
+    }
 
 
 def goal_row(runs: Sequence[SolveRun], goal: Goal) -> dict[str, Any]:
@@ -105,7 +172,7 @@ def ratio_table(runs: Sequence[SolveRun]) -> Table:
     return Table("scientific-ratios", caption, DataFrame(cells), DataFrame(numbers))
 
 
-def value_table(column: str, what: str, runs: Sequence[SolveRun]) -> Table:
+def value_table(column: str, what: str, runs: Sequence[SolveRun], suite: str = "scientific") -> Table:
     """Return one value of every method on every problem, with all seeds among the numbers."""
     values: dict[tuple[str, str], dict[int, float]] = {}
     for (task, seed), by_label in contests(runs).items():
@@ -123,7 +190,7 @@ def value_table(column: str, what: str, runs: Sequence[SolveRun]) -> Table:
         for label in labels(runs)
     ]
     caption = f"{what}, median over seeds; the lowest of each problem bold."
-    return Table(f"scientific-{column}", caption, DataFrame(cells), DataFrame(numbers))
+    return Table(f"{suite}-{column}", caption, DataFrame(cells), DataFrame(numbers))
 
 
 def method_table(runs: Sequence[SolveRun]) -> Table:

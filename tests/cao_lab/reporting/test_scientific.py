@@ -12,10 +12,12 @@ from cao_lab.reporting.report import write_report
 from cao_lab.reporting.scientific import (
     ALL_PEERS,
     GOALS,
+    IN_EQUAL_SECONDS,
     NNCG_RUNS,
     OURS,
     STROKES,
     TITLES,
+    After,
     Goal,
     billed_until,
     error_ratio,
@@ -27,12 +29,16 @@ from cao_lab.reporting.scientific import (
     lowest_error_ratio,
     median_curve,
     outcome,
+    profile_figure,
     ratios,
     share_of_evaluations,
+    share_of_seconds,
+    times_the_fastest,
 )
 from cao_lab.reporting.scientific_tables import SHORT, goals_table, pace, progress_table, solver_tables
 from cao_lab.reporting.tabular import short
 from cao_lab.suites.scientific import METHODS
+from cao_lab.suites.scientific2 import METHODS as RING
 
 
 def loaded(logs: Path) -> dict[str, SolveRun]:
@@ -76,6 +82,47 @@ def test_a_stalled_run_is_compared_for_as_long_as_the_other_runs(tmp_path: Path)
     write_solve(tmp_path, "nncg", [(1, 0, 1, 1), (5, 1, 1e-2, 1), (100, 1, 1e-2, 1)], ended="stalled: no step")
     runs = loaded(tmp_path)
     assert loss_ratio_at_equal_seconds(runs[OURS], runs["nncg"]) == pytest.approx(1e-4)
+
+
+def timed(logs: Path, label: str, rows: list[tuple[float, float, float, float]], task: str = "wave-3x20") -> None:
+    budget = {"evaluations": None, "seconds": 10.0}
+    write_solve(logs, label, rows, suite="scientific-2", task=task, seed=31, budget=budget)
+
+
+def ring(logs: Path) -> list[SolveRun]:
+    """Ours is ahead after a tenth of the time and behind at the end; on the second problem it is wrong."""
+    timed(logs, OURS, [(1, 0, 1, 1), (9, 0.9, 1e-2, 0.05), (50, 5, 1e-4, 0.02), (99, 10.1, 8e-5, 5e-3)])
+    timed(logs, "ssbroyden", [(1, 0, 1, 1), (9, 1.1, 1e-2, 0.05), (50, 5, 2e-5, 8e-3), (99, 10, 1e-5, 2e-3)])
+    timed(logs, OURS, [(1, 0, 1, 1), (99, 10, 1e-6, 1.7)], task="burgers-3x20")
+    timed(logs, "ssbroyden", [(1, 0, 1, 1), (99, 10, 1e-6, 1e-3)], task="burgers-3x20")
+    missing: list[str] = []
+    runs = load_solves(logs, missing)
+    assert missing == []
+    return runs
+
+
+def test_in_equal_seconds_each_share_of_the_time_has_its_ratio(tmp_path: Path) -> None:
+    runs = {run.label: run for run in ring(tmp_path) if run.task == "wave-3x20"}
+    ours, theirs = runs[OURS], runs["ssbroyden"]
+    assert After(0.1)(ours, theirs) == pytest.approx(1e-2)
+    assert After(0.5)(ours, theirs) == pytest.approx(5)
+    assert After(0.5, "error")(ours, theirs) == pytest.approx(2.5)
+    assert share_of_seconds(ours, theirs) == pytest.approx(10.1 / 5)
+
+
+def test_the_ring_has_goals_a_row_per_method_and_a_profile(tmp_path: Path) -> None:
+    runs = ring(tmp_path)
+    tables = {table.name: table for table in solver_tables(runs)}
+    assert list(tables) == [f"scientific-2-{what}" for what in ("goals", "methods", "loss", "error")]
+    assert len(tables["scientific-2-goals"].cells) == len(IN_EQUAL_SECONDS)
+    rows = tables["scientific-2-methods"].cells.set_index("")
+    assert rows.loc["SketchedLBFGS", ["runs", "loss, 100 %", "s to 0.1", "wrong"]].tolist() == ["2", "–", "never", "1"]
+    # At the end ours has 1e-4 (its last record came too late) over 1e-5, and the same loss on the other problem.
+    assert rows.loc["SSBroyden", ["loss, 100 %", "wrong"]].tolist() == ["5.5", "0"]
+    assert rows.loc["SSBroyden", "95 % of the last two"].startswith("1–10; ")
+    assert times_the_fastest(runs, OURS, 1e-2) == [math.inf, pytest.approx(2.02)]
+    figure = profile_figure(runs)
+    assert [len(axes.get_lines()) for axes in figure.axes[:3]] == [2, 2, 2]
 
 
 def test_evaluations_are_counted_to_the_loss_at_which_the_peer_ends(tmp_path: Path) -> None:
@@ -150,7 +197,7 @@ def two_problems(logs: Path) -> list[SolveRun]:
 
 
 def test_goals_are_told_with_figure_range_and_verdict(tmp_path: Path) -> None:
-    cells = goals_table(two_problems(tmp_path)).cells
+    cells = goals_table("scientific", two_problems(tmp_path), GOALS).cells
     assert cells.iloc[1].tolist() == [
         "final loss against scipy's L-BFGS-B",
         "≤ 1/10",
@@ -201,7 +248,7 @@ def test_unfinished_runs_at_full_width_are_shown_as_far_as_they_came(tmp_path: P
 
 def test_every_method_has_a_title_and_every_goal_a_column() -> None:
     # The logs have a method that is retired.
-    assert set(TITLES) == {*METHODS, "cao"}
+    assert set(TITLES) == {*METHODS, *RING, "cao"}
     assert len(SHORT) == len(GOALS)
     assert set(STROKES) <= set(TITLES)
 
