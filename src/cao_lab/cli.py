@@ -189,16 +189,17 @@ def watch(log: tyro.conf.Positional[Path], /, out: Path = Path("out/watch.png"))
     return 0
 
 
-def bench(out: Path = Path("out/bench"), quick: bool = False) -> int:
+def bench(out: Path = Path("out/bench"), quick: bool = False, device: Literal["auto", "cpu", "cuda"] = "auto") -> int:
     """Measure what curvature costs in time and memory, against the alternatives.
 
     Args:
         out: Folder to write bench.json, bench.md and bench.png to.
         quick: Small sizes, under two minutes, not for the record.
+        device: Where to measure; auto takes a GPU if there is one.
     """
     from cao_lab.bench.run import run_bench
 
-    rows = run_bench(out, quick)
+    rows = run_bench(out, quick, device)
     missed = f"{sum(row.is_reached is False for row in rows)} targets missed"
     print(f"{'quick figures are not held against the targets' if quick else missed}; see {out / 'bench.md'}")
     return 0

@@ -1,5 +1,6 @@
 """All sections of `cao bench`, in order."""
 
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,8 @@ from cao_lab.bench.report import write_rows, write_summary
 from cao_lab.bench.rows import Rows
 from cao_lab.bench.sizes import FULL, QUICK, Sizes
 from cao_lab.bench.step import step_rows
+from cao_lab.bench.task import DEVICE
+from cao_lab.runs.session import choose_device
 
 # Memory comes first: the children then share the machine with a small parent.
 SECTIONS: dict[str, Callable[[Sizes], Rows]] = {
@@ -24,8 +27,10 @@ SECTIONS: dict[str, Callable[[Sizes], Rows]] = {
 }
 
 
-def run_bench(out: Path, quick: bool) -> Rows:
+def run_bench(out: Path, quick: bool, device: str = "auto") -> Rows:
     """Measure everything and write it to a folder; `quick` is smaller, shorter and not for the record."""
+    choose_device(device)  # Or say that there is none.
+    os.environ[DEVICE] = device
     title = "cao bench --quick: small sizes, not for the record" if quick else "cao bench"
     return measure(QUICK if quick else FULL, out, title)
 

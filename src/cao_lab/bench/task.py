@@ -1,5 +1,6 @@
 """What is trained while it is measured: a ResNet-18 on CIFAR, or on images of the same shape."""
 
+import os
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
@@ -12,11 +13,15 @@ from cao import CAO, Eigenpairs
 from cao.curvature.operators import ParameterOperator
 from cao.linalg.columns import HERE, orthonormalize
 from cao_lab.runs.curvature import SampledLoss, curvature_of_graph
+from cao_lab.runs.session import choose_device
 from cao_lab.tasks.problems import channels_last
 from cao_lab.tasks.resnet import resnet18
 
 Curvature: TypeAlias = Literal["gauss-newton", "hessian", "parts"]
 CURVATURES: tuple[Curvature, ...] = get_args(Curvature)
+
+DEVICE = "CAO_BENCH_DEVICE"
+"""The environment variable by which the processes that measure memory know the device, too."""
 
 LR = 1e-3
 """Small enough for any number of steps to stay finite; no timing depends on it."""
@@ -88,8 +93,8 @@ def seeded_resnet(width: int, classes: int) -> nn.Module:
 
 
 def device() -> torch.device:
-    """Return the GPU if there is one, else the CPU."""
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    """Return the device that was asked for, or the GPU if there is one."""
+    return choose_device(os.environ.get(DEVICE, "auto"))
 
 
 def random_sketch(size: int, rank: int) -> Eigenpairs:

@@ -9,6 +9,7 @@ import torch
 from tqdm import tqdm
 
 from cao_lab.bench.rows import Estimate, estimate
+from cao_lab.bench.task import device
 
 Action: TypeAlias = Callable[[], object]
 Case: TypeAlias = Callable[[], Action]
@@ -48,8 +49,8 @@ def seconds_of(action: Action) -> float:
 
 
 def wait_for_device() -> None:
-    """Wait until a GPU, if there is one, has done all its work."""
-    if torch.cuda.is_available():
+    """Wait until the GPU, if one is measured, has done all its work."""
+    if device().type == "cuda":
         torch.cuda.synchronize()
 
 
