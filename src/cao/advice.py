@@ -60,6 +60,14 @@ def scaled(factor: float, norm: float) -> str:
     )
 
 
+def accumulated(parts: int, factor: float) -> str:
+    """Say that a step adds up the gradients of several losses, and that the curvature is that of one of them."""
+    return (
+        f"the gradients of {parts} losses were added up before this step, to {factor:.3g} times that of the first one, "
+        f"whose curvature was taken: it is about {parts} times too small. Pass scale={1 / parts:.6g} to refresh_if_due"
+    )
+
+
 def without_source() -> str:
     """Say that a copy of SketchedLBFGS has no source of curvature."""
     return (

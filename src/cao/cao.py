@@ -1,7 +1,6 @@
 """CAO: when to refresh the sketch of the curvature, when to step with it, what to save."""
 
 import copy
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Literal
@@ -13,6 +12,7 @@ from torch.optim import Optimizer
 
 from cao import advice
 from cao.checks import check_one_sketch, check_parameters, check_settings, check_unknown, is_numpy_number
+from cao.clock import timed
 from cao.linalg.columns import Eigenpairs
 from cao.linalg.eigensolvers import Solver, SolverName
 from cao.linalg.flat import FlatParams, space_of, storage_order
@@ -31,10 +31,11 @@ from cao.sketch.making import (
     found_pairs,
     given_pairs,
     is_stale,
+    note_part,
     shared_operator,
 )
 from cao.sketch.sketch import Counters, Progress, Sketch
-from cao.state import add_progress, check_saved, load_progress, without_progress
+from cao.state import add_progress, check_saved, hooked_load, load_progress, without_progress
 
 PAPER: Mapping[str, Any] = {
     "power_iterations": 10,
@@ -219,6 +220,7 @@ class CAO(Optimizer):
         by n accumulation steps, `scale=scaler.get_scale()` for one scaled by a `GradScaler`. The curvature is that of
         loss / scale.
         """
+        note_part(self._progress)
         return self.is_refresh_due and self._refresh(source, scale, is_asked=False)
 
     def refresh(self, source: Source, *, scale: float | Tensor = 1.0) -> bool:
@@ -259,23 +261,31 @@ class CAO(Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything that decides the next steps, as plain numbers and tensors shaped like the parameters."""
-        saved = super().state_dict()
-        add_progress(saved, self._progress, self._parameters())
-        return saved
+
+        def add(_: Optimizer, saved: dict[str, Any]) -> None:
+            add_progress(saved, self._progress, self._parameters())
+
+        # The first of the hooks, which may change all that is saved.
+        handle = self.register_state_dict_post_hook(add, prepend=True)
+        try:
+            return super().state_dict()
+        finally:
+            handle.remove()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore everything that decides the next steps, the sketch in the precision it was saved in."""
-        # Here, because torch would show hooks a state without its sketch, and after it was checked.
-        hooks, self._optimizer_load_state_dict_pre_hooks = self._optimizer_load_state_dict_pre_hooks, OrderedDict()
-        try:
-            state_dict = dict(state_dict)
-            for hook in hooks.values():
-                state_dict = hook(self, state_dict) or state_dict
-            check_saved(state_dict, self._parameters())
-            super().load_state_dict(without_progress(state_dict, self.param_groups[0]))
-        finally:
-            self._optimizer_load_state_dict_pre_hooks = hooks
-        load_progress(state_dict, self._progress, self._parameters())
+        loaded: dict[str, Any] = {}
+
+        def check(_: Optimizer, changed: dict[str, Any]) -> dict[str, Any]:
+            check_saved(changed, self._parameters())
+            loaded.update(changed)
+            return without_progress(changed, self.param_groups[0])
+
+        def restore(_: Optimizer) -> None:
+            load_progress(loaded, self._progress, self._parameters())
+
+        with hooked_load(self, check, restore):
+            super().load_state_dict(state_dict)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what a pickle or a deep copy holds; a process group belongs to a process and does not travel."""
@@ -297,6 +307,7 @@ class CAO(Optimizer):
     def _parameters(self) -> list[Tensor]:
         return [param for group in self.param_groups for param in group["params"]]
 
+    @timed
     def _refresh(self, source: Source, scale: float | Tensor, *, is_asked: bool) -> bool:
         """Let the top eigenpairs of the curvature be the sketch B = V diag(λ) Vᵀ (Algorithm 1, lines 3 to 5)."""
         progress, rank = self._progress, self.param_groups[0]["rank"]

@@ -40,6 +40,7 @@ from cao.sketch.paying import (
     within_reach,
 )
 from cao.solver_settings import check_solver_settings, check_source, check_state, check_trainable
+from cao.state import hooked_load
 
 
 class SketchedLBFGS(Optimizer):
@@ -237,13 +238,8 @@ class SketchedLBFGS(Optimizer):
                         device = "cpu" if name in ON_CPU else self._params[0].device
                         self._state[name] = value.to(device, copy=True)
 
-        before = self.register_load_state_dict_pre_hook(check)
-        after = self.register_load_state_dict_post_hook(restore, prepend=True)
-        try:
+        with hooked_load(self, check, restore):
             super().load_state_dict(state_dict)
-        finally:
-            before.remove()
-            after.remove()
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what a pickle or a deep copy holds: no source, which speaks of this model, and no process group."""

@@ -45,22 +45,22 @@ def report_on_cao(rules: Rules) -> Report:
     title = f"CAO after {counters.steps:,} steps"
     cost = (
         f"{counters.hessian_products:,} Hessian products, about {gradients_per_step(rules):.2g} gradients per step "
-        f"(at {PRICE:g} gradients per product, both of the batch that a refresh is given)"
+        f"(at {PRICE:g} gradients per product, both of the batch that a refresh is given); {progress.seconds:.2g} s"
     )
     refreshes = f"{counters.refreshes:,}, and {counters.looks:,} looks in between"
     if progress.sketch is None:
         return Report(title, {"refreshes": refreshes, "cost": cost}, list(advice_without_sketch(rules)))
     values = ", ".join(f"{value:.3g}" for value in progress.sketch.values)
     plain, strain, edge = strains(rules)
+    found = "no positive curvature was found"
+    if rules.curvatures(progress.sketch.values)[0] > 0:
+        found = f"{name_of_rate(rules)}·λ₁ = {plain:.3g} without the sketch, at most {strain:.3g} with it"
     in_use = f"rank {progress.captured}" if progress.captured else "none in use, the sharpest direction in view"
     rows = {
         "refreshes": f"{refreshes}; the last one at step {progress.sketch.step:,}",
         "sketch": f"{in_use}, λ = {values}",
         "damping": f"η = {rules.eta_and_brake()[0]:.3g}",
-        "stability": (
-            f"{name_of_rate(rules)}·λ₁ = {plain:.3g} without the sketch, at most {strain:.3g} with it; "
-            f"the edge of stability is {edge:.3g}"
-        ),
+        "stability": f"{found}; the edge of stability is {edge:.3g}",
         "cost": cost,
     }
     return Report(title, rows, list(advice_on_sketch(rules)))

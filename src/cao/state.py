@@ -1,12 +1,14 @@
 """State dicts: an optimizer's settings, progress and sketch as plain numbers and tensors, and back again."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, is_dataclass
 from numbers import Real
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from cao.linalg import eigensolvers
 from cao.linalg.flat import FlatParams, storage_order
@@ -18,6 +20,9 @@ FORMAT = 3
 # A parameter's share of each eigenvector is saved with the parameter, under this name and a number.
 VECTOR = "vector_"
 
+# What ends with the process, and the sketch, which is saved in parts.
+NOT_SAVED = ("sketch", "source_gradient", "parts")
+
 SAVED: dict[str, Any] = {
     name: each
     for module in (damping, rank, refresh, eigensolvers)
@@ -28,6 +33,22 @@ SAVED: dict[str, Any] = {
 
 RULES = ("rank", "refresh_every", "damping", "eigensolver")
 """The settings that may be a rule or a solver of a user's own, of which only the name is saved."""
+
+
+@contextmanager
+def hooked_load(
+    optimizer: Optimizer, check: Callable[[Optimizer, dict[str, Any]], Any], restore: Callable[[Optimizer], None]
+) -> Iterator[None]:
+    """Let a state be checked after all hooks that may change it, and be restored before any that may look at it."""
+    handles = [
+        optimizer.register_load_state_dict_pre_hook(check),
+        optimizer.register_load_state_dict_post_hook(restore, prepend=True),
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def plain(value: Any) -> Any:
@@ -67,7 +88,7 @@ def add_progress(saved: dict[str, Any], progress: Progress, params: Sequence[Ten
     groups, sketch = saved["param_groups"], progress.sketch
     for group in groups:
         group.update({name: plain_setting(name, value) for name, value in group.items()})
-    numbers = {name: value for name, value in vars(progress).items() if name not in ("sketch", "source_gradient")}
+    numbers = {name: value for name, value in vars(progress).items() if name not in NOT_SAVED}
     groups[0]["progress"] = numbers | {
         "format": FORMAT,
         "non_finite_steps": int(progress.non_finite_steps),
@@ -135,10 +156,12 @@ def check_saved(saved: Mapping[str, Any], params: Sequence[Tensor]) -> None:
                     f"the state dict is of another model: its {name} of parameter {index} has the shape "
                     f"{tuple(value.shape)}, the parameter {tuple(param.shape)}"
                 )
-    has_vectors = any(is_share(name) for entries in saved["state"].values() for name in entries)
-    if progress_in(saved)["values"] and not has_vectors:
+    vectors = len(progress_in(saved)["values"])
+    shares = {sum(map(is_share, entries)) for entries in saved["state"].values()} - {0}
+    if vectors and shares != {vectors}:
         raise ValueError(
-            "the state dict has the eigenvalues of a sketch but no vectors; save optimizer.state_dict() whole"
+            "the state dict has the eigenvalues of a sketch but not all of its vectors; save optimizer.state_dict() "
+            "whole"
         )
 
 

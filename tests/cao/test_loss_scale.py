@@ -128,6 +128,39 @@ def test_the_gradient_of_another_batch_is_not_taken_for_a_multiple():
         optimizer.step()
 
 
+def accumulated_step(factor: float = 1.0, *, scale: float = 1.0, behind: float = 1.0, after: float = 1.0) -> list[str]:
+    """Add up the gradients of four batches and return the warnings.
+
+    Each loss is multiplied by a factor, by another behind the refresh's back, and what was added up by one afterwards.
+    """
+    model = smooth_network()
+    optimizer = CAO(model.parameters(), 1e-3, rank=1)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            for part in range(4):
+                inputs, _ = batch(100, seed=part)
+                loss = factor * loss_of(model, (inputs, (inputs[:, 0] > 0).long()))
+                optimizer.refresh_if_due(loss, scale=scale)
+                (behind * loss).backward()
+            for param in model.parameters():
+                param.grad *= after
+            optimizer.step()
+            optimizer.zero_grad()
+    return [str(each.message) for each in caught if "refresh_if_due" in str(each.message)]
+
+
+@pytest.mark.parametrize("factor", [1.0, 0.25])
+def test_losses_that_are_added_up_without_saying_so_are_noticed_once(factor):
+    (message,) = accumulated_step(factor)
+    assert "the gradients of 4 losses were added up" in message
+    assert "about 4 times too small. Pass scale=0.25" in message
+
+
+def test_losses_that_are_added_up_and_told_of_or_averaged_are_not_talked_about():
+    assert accumulated_step(0.25, scale=0.25) == accumulated_step(after=0.25) == accumulated_step(behind=0.25) == []
+
+
 def test_small_parameters_before_large_ones_are_compared_with_their_own_gradients():
     small, large = (torch.linspace(1, 2, size, requires_grad=True) for size in (3, 20_000))
     optimizer = CAO([small, large], 1e-3, rank=1)

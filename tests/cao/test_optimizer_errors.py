@@ -166,7 +166,7 @@ def test_a_sketch_without_its_vectors_is_refused():
     optimizer.refresh(problem.loss())
     saved = optimizer.state_dict() | {"state": {}}
     with pytest.raises(
-        ValueError, match=r"eigenvalues of a sketch but no vectors; save optimizer.state_dict\(\) whole"
+        ValueError, match=r"eigenvalues of a sketch but not all of its vectors; save optimizer.state_dict\(\) whole"
     ):
         CAO(problem.params, 0.1).load_state_dict(saved)
 

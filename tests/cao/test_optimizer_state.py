@@ -209,3 +209,27 @@ def test_a_hook_before_loading_sees_the_sketch_too(unwraps):
     for each, own in ((model, optimizer), (other, resumed)):
         train(each, own, [batch()])
     torch.testing.assert_close(flat_params(other), flat_params(model))
+
+
+def test_hooks_after_saving_and_loading_find_the_sketch():
+    model, optimizer = make()
+    ten_steps(model, optimizer, 0)
+    optimizer.register_state_dict_post_hook(lambda _, state: {"optimizer": state})
+    saved = through_file(optimizer.state_dict())["optimizer"]
+
+    _, resumed = make()
+    found = []
+    resumed.register_load_state_dict_post_hook(lambda each: found.append(each.sketch.values))
+    resumed.load_state_dict(saved)
+    assert found == [optimizer.sketch.values]
+
+
+def test_a_state_that_lacks_one_vector_of_one_parameter_is_refused():
+    model, optimizer = make()
+    ten_steps(model, optimizer, 0)
+    saved = through_file(optimizer.state_dict())
+    del saved["state"][1]["vector_1"]
+    _, fresh = make()
+    with pytest.raises(ValueError, match="but not all of its vectors"):
+        fresh.load_state_dict(saved)
+    assert fresh.sketch is None

@@ -35,6 +35,18 @@ def test_the_rows_are_what_the_optimizer_did():
     assert repr(report) == str(report)
 
 
+def test_the_time_of_refreshes_is_told_and_saved(monkeypatch):
+    clock = iter(range(0, 1000, 3))
+    monkeypatch.setattr("time.perf_counter", lambda: float(next(clock)))
+    problem = Quadratic(CURVED)
+    optimizer = CAO(problem.params, 0.01, rank=2, refresh_every=5, damping=1.0, **EXACT)
+    descend(problem, optimizer, 12)
+    assert optimizer.report().rows["cost"].endswith("; 9 s")  # Three refreshes of three seconds.
+    other = CAO(Quadratic(CURVED).params, 0.01, rank=2)
+    other.load_state_dict(optimizer.state_dict())
+    assert other.report().rows["cost"].endswith("; 9 s")
+
+
 @pytest.mark.parametrize(("momentum", "edge"), [(0.0, 2.0), (0.5, 3.0)])
 def test_stability_is_the_rate_times_the_curvature_beside_the_edge(momentum, edge):
     problem = Quadratic(CURVED)
@@ -161,6 +173,14 @@ def test_the_sharpest_direction_is_the_one_of_largest_curvature_not_of_largest_m
     optimizer.refresh(problem.loss())
     assert "lr·λ₁ = 0.5 without the sketch" in optimizer.report().rows["stability"]
     assert "outside the sketch are too sharp" not in told(optimizer)
+
+
+@pytest.mark.parametrize("settings", [{"rank": 1, **EXACT}, {}])
+def test_where_no_curvature_is_positive_no_largest_one_is_named(settings):
+    problem = Quadratic((-50.0, 3.0, 0.1, 0.1) if settings else (-3.0, -5.0))
+    optimizer = CAO(problem.params, 0.1, **settings)
+    descend(problem, optimizer, 1)
+    assert optimizer.report().rows["stability"] == "no positive curvature was found; the edge of stability is 2"
 
 
 def test_after_a_schedule_has_ended_the_report_is_of_the_largest_rate():

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 from numbers import Real
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -30,8 +30,9 @@ State: TypeAlias = Mapping[Tensor, dict[str, Any]]
 
 # Beyond this relative asymmetry a "Hessian" is no Hessian; bfloat16 alone leaves about 0.01.
 ASYMMETRIC = 0.05
-# Gradients of one loss agree in direction to more than this cosine; a factor within these bounds is not told of.
-PARALLEL, SMALLEST, LARGEST = 0.9999, 0.5, 2.0
+# Gradients of one loss agree in direction to more than this cosine; a factor within these bounds is not told of, and
+# one so near to 1 is 1.
+PARALLEL, SMALLEST, LARGEST, SAME = 0.9999, 0.5, 2.0, 0.01
 
 
 def check_request(scale: float | Tensor, params: FlatParams, rank: object) -> None:
@@ -247,20 +248,47 @@ def curvature_seen(
     return numbers[0], numbers[1], numbers[2]
 
 
-def check_scale(progress: Progress) -> None:
-    """Warn, at the step after the first refresh, if its gradient is a multiple of the one that the refresh saw.
+class Compared(NamedTuple):
+    """How gradients differ from those that a refresh saw."""
 
-    That step waits for the device, and no other one does.
-    """
-    known, progress.source_gradient = progress.source_gradient, []
+    factor: float
+    norm: float
+    is_parallel: bool
+
+
+def compared(known: list[tuple[Tensor, Tensor]]) -> Compared | None:
+    """Compare the gradients that parameters have now with known ones; None where there is nothing to compare."""
     pairs = [(param.grad, part) for param, part in known if param.grad is not None]
     if not pairs:
-        return
+        return None
     best = precise(pairs[0][0].device)
     parts = [torch.stack([(a * b).sum(), a.square().sum(), b.square().sum()]).to(best) for a, b in pairs]
     product, ours, theirs = torch.stack(parts).sum(dim=0).tolist()
-    if not (ours > 0 and theirs > 0 and product > PARALLEL * math.sqrt(ours) * math.sqrt(theirs)):
-        return
-    factor = math.sqrt(ours / theirs)
-    if math.isfinite(factor) and not SMALLEST < factor < LARGEST:
-        advice.warn_once("scale", advice.scaled(factor, math.sqrt(ours)), progress.has_warned)
+    if not (ours > 0 and theirs > 0 and math.isfinite(factor := math.sqrt(ours / theirs))):
+        return None
+    return Compared(factor, math.sqrt(ours), product > PARALLEL * math.sqrt(ours) * math.sqrt(theirs))
+
+
+def note_part(progress: Progress) -> None:
+    """Count a loss that comes in the step of the first refresh, where that one's gradient is kept to be added to.
+
+    The second one waits for the device, to see whether what is kept is that very gradient.
+    """
+    if progress.parts > 1 and progress.source_gradient:
+        progress.parts += 1
+    elif (seen := compared(progress.source_gradient)) and seen.is_parallel and abs(seen.factor - 1) < SAME:
+        progress.parts = 2
+
+
+def check_scale(progress: Progress) -> None:
+    """Warn, at the step after the first refresh, if its gradient is a multiple of the one that the refresh saw.
+
+    Gradients of n parts of a batch, added up, are √n times as long as one of them if they point anywhere, and n times
+    if they agree; their mean is as long at most. That step waits for the device, and no other one does.
+    """
+    seen, count = compared(progress.source_gradient), progress.parts
+    progress.source_gradient, progress.parts = [], 1
+    if seen and count > 1 and seen.factor > count**0.25:
+        advice.warn_once("scale", advice.accumulated(count, seen.factor), progress.has_warned)
+    elif seen and seen.is_parallel and not SMALLEST < seen.factor < LARGEST:
+        advice.warn_once("scale", advice.scaled(seen.factor, seen.norm), progress.has_warned)

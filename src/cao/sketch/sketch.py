@@ -118,6 +118,10 @@ class Progress(Track):
     has_warned: list[str] = field(default_factory=list)
     source_gradient: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     """Parameters with the gradient of the loss that the first refresh was given, until the next step; not saved."""
+    parts: int = 1
+    """How many losses `refresh_if_due` was given in that step, whose gradients are added up; not saved."""
+    seconds: float = 0.0
+    """What refreshes and looks have taken, by the clock on the wall."""
     sketch: Sketch | None = None
 
     @property
