@@ -238,16 +238,13 @@ class CAO(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         rules, progress, params = self._rules, self._progress, self._parameters()
-        is_moving, space = rules.pace.rate > 0, space_of(params)
-        # Without any gradient nothing moves, and SGD takes no offence.
-        if is_moving and any(param.grad is not None for param in params):
-            rules.check_freshness()
-        if any(param.grad is not None and param.grad.is_sparse for param in params):
-            raise ValueError("CAO needs dense gradients, got a sparse one; build the embedding with sparse=False")
+        rules.check_step(params)
         if progress.source_gradient:
             check_scale(progress)
+        space = space_of(params)
         progress.seen = rules.refresh.heed(progress.seen, progress, lambda: gradient_norm(params, space))
-        # Algorithm 1: g ← ∇ℓ + λθ, d ← P g with P = (B + ηI)⁻¹, d ← min(1, c/‖d‖) d, θ ← θ − α d, on stretches of θ.
+        # Algorithm 1, lines 6 to 15, on stretches of θ:
+        # g ← ∇ℓ + λθ;  d ← P g with P = (B + ηI)⁻¹, which is g/η for k = 0;  d ← min(1, c/‖d‖) d;  θ ← θ − α d.
         P, c = rules.damped(), rules.settings.max_update_norm
         stretches = list(stretches_of(self.param_groups, progress.sketch if len(P.gains) else None, self.state, space))
         is_finite = P.step(stretches, c, space)
@@ -255,7 +252,7 @@ class CAO(Optimizer):
             # A tensor on the parameters' device, which is read only when somebody asks for the counters.
             progress.non_finite_steps = progress.non_finite_steps + is_finite.logical_not()
         # At a rate of zero nothing moves: torch.distributed.checkpoint steps so, to see what the state will hold.
-        progress.steps += is_moving
+        progress.steps += rules.pace.rate > 0
         progress.largest_rate = max(progress.largest_rate, rules.pace.rate)
         return loss
 

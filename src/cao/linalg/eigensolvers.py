@@ -37,20 +37,6 @@ class SymmetricOperator(Protocol):
         ...
 
 
-class Deflated:
-    """(I − VVᵀ) A (I − VVᵀ): an operator without the directions of an orthonormal basis V."""
-
-    def __init__(self, operator: SymmetricOperator, basis: Float[Tensor, "n k"], space: Space = HERE) -> None:
-        self.operator, self.basis, self.space = operator, basis, space
-
-    def __matmul__(self, columns: Float[Tensor, "n k"]) -> Float[Tensor, "n k"]:
-        """Return the product outside the basis."""
-        return self._outside(self.operator @ self._outside(columns))
-
-    def _outside(self, columns: Tensor) -> Tensor:
-        return columns - self.basis @ self.space.total(self.basis.T @ columns)
-
-
 @runtime_checkable
 class Solver(Protocol):
     """How eigenpairs are found.

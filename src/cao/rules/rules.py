@@ -122,9 +122,13 @@ class Rules:
             message = advice.beyond_the_edge(max(inside, outside), edge, where)
             advice.warn_once("edge", message, self.progress.has_warned)
 
-    def check_freshness(self) -> None:
-        """Refuse a step if the curvature was never looked at, and warn if the last look was long ago."""
-        if self.settings.rank == 0:
+    def check_step(self, params: Sequence[Tensor]) -> None:
+        """Refuse sparse gradients, and a step before any look at the curvature; warn if the last look was long ago."""
+        gradients = [param.grad for param in params if param.grad is not None]
+        if any(gradient.is_sparse for gradient in gradients):
+            raise ValueError("CAO needs dense gradients, got a sparse one; build the embedding with sparse=False")
+        # Without any gradient, or at a rate of zero, nothing moves, and SGD takes no offence.
+        if self.settings.rank == 0 or not gradients or self.pace.rate == 0:
             return
         if self.progress.attempts == 0:
             raise RuntimeError(

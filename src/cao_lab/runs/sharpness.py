@@ -8,7 +8,6 @@ from torch import Tensor
 from cao import Eigenpairs, Lanczos
 from cao.curvature.operators import ParameterOperator
 from cao.linalg.columns import generator_for
-from cao.linalg.eigensolvers import Deflated
 from cao.linalg.flat import FlatParams
 from cao_lab.log.records import RefreshRecord
 
@@ -27,7 +26,21 @@ def eigenvalues_outside(
     if basis is None:
         return solve(operator, start)
     basis = basis.to(flat.dtype)
-    return solve(Deflated(operator, basis), start - basis @ (basis.T @ start))
+    return solve(Outside(operator, basis), start - basis @ (basis.T @ start))
+
+
+class Outside:
+    """(I − VVᵀ) A (I − VVᵀ): an operator without the directions of an orthonormal basis V."""
+
+    def __init__(self, operator: ParameterOperator, basis: Float[Tensor, "n k"]) -> None:
+        self.operator, self.basis = operator, basis
+
+    def __matmul__(self, columns: Float[Tensor, "n k"]) -> Float[Tensor, "n k"]:
+        """Return the product outside the basis."""
+        return self._outside(self.operator @ self._outside(columns))
+
+    def _outside(self, columns: Tensor) -> Tensor:
+        return columns - self.basis @ (self.basis.T @ columns)
 
 
 def rows(
