@@ -34,7 +34,7 @@ from cao_lab.log.records import Sweep
 from cao_lab.reporting.robust import Rate, rates_of
 from cao_lab.sweeps import sweep
 from cao_lab.sweeps.problems import PROBLEMS
-from cao_lab.sweeps.sweep import SGD_RATES, Method, Sketched, carry_out
+from cao_lab.sweeps.sweep import SGD_RATES, Sketched, Swept, carry_out
 
 SEEDS = (11, 12, 13)
 MORE_DIVERGED, FEWER_RATES, HIGHER_LOSS, WITHIN = 3, 2, 1.05, 1.10
@@ -68,14 +68,14 @@ class WithoutCredit(OnDrift):
         return self._unpaid(Seen.of(state), track) <= 0 and super().is_due(state, track)
 
 
-def ours(**settings: Any) -> Method:
+def ours(**settings: Any) -> Swept:
     """Return CAO with its defaults but for some settings."""
     return Sketched(lambda params, lr: CAO(params, lr, momentum=0.9, **settings), SGD_RATES)
 
 
-def clipped(norm: float) -> Method:
+def clipped(norm: float) -> Swept:
     """Return SGD with a clipped gradient."""
-    return Method(lambda params, lr: Clipped(params, lr, norm), SGD_RATES)
+    return Swept(lambda params, lr: Clipped(params, lr, norm), SGD_RATES)
 
 
 def plain(params: list[Tensor], lr: float) -> Optimizer:
@@ -83,8 +83,8 @@ def plain(params: list[Tensor], lr: float) -> Optimizer:
     return SGD(params, lr, momentum=0.9)
 
 
-ARMS: Mapping[str, Method] = {
-    "sgd": Method(plain, SGD_RATES),
+ARMS: Mapping[str, Swept] = {
+    "sgd": Swept(plain, SGD_RATES),
     "sgd-clip0.1": clipped(0.1),
     "sgd-clip1": clipped(1.0),
     "sgd-clip10": clipped(10.0),

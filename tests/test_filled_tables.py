@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from cao_lab.log.header import read_sweeps
-from cao_lab.reporting.robust import contests
+from cao_lab.reporting.robust import duels
 
 ROOT = Path(__file__).parents[1]
 
@@ -54,7 +54,7 @@ def test_the_readme_says_of_the_comparison_what_its_page_says() -> None:
 
 def test_the_readme_says_of_the_defaults_what_the_logs_say() -> None:
     readme = " ".join((ROOT / "README.md").read_text().split())
-    found = [one for one in contests(read_sweeps(ROOT / "logs/robust", [])) if one.method == "cao"]
+    found = [one for one in duels(read_sweeps(ROOT / "logs/robust", [])) if one.method == "cao"]
     ours, base = (sum(rate.diverged for one in found for rate in getattr(one, side)) for side in ("ours", "base"))
     runs = sum(rate.seeds for one in found for rate in one.ours)
     assert f"With defaults, {ours} of {runs} runs on eight small problems diverged where {base} of SGD's did" in readme

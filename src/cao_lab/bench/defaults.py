@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from cao import CAO
 from cao_lab.bench.rows import Estimate, Row, Rows, estimate
 from cao_lab.bench.sizes import Sizes
-from cao_lab.bench.task import Task, device, seeded_resnet
+from cao_lab.bench.task import BatchTask, device, seeded_resnet
 from cao_lab.bench.timing import Action, Case, Times, interleaved
 from cao_lab.tasks.data import Batch, Dataset, batches, load
 from cao_lab.tasks.pickles import DataError
@@ -37,7 +37,7 @@ def default_rows(sizes: Sizes) -> Rows:
         for name, optimizer in (("sgd", sgd), ("cao", cao))
     }
     # What torch does once per process is nobody's price.
-    Task(deepcopy(model), *next(endless_batches(dataset, sizes.default_batch)), parts=1).loss().backward()
+    BatchTask(deepcopy(model), *next(endless_batches(dataset, sizes.default_batch)), parts=1).loss().backward()
     return [default_row(stage, cases, cao, sizes) for stage in TARGETS]
 
 
@@ -74,7 +74,7 @@ def training(model: nn.Module, optimizer: Optimizer, supply: Iterator[Batch]) ->
 def take_steps(model: nn.Module, optimizer: Optimizer, chunk: Sequence[Batch]) -> None:
     """Take one training step per batch, as the loop of the README does: the layout is torch's default for both."""
     for inputs, targets in chunk:
-        loss = Task(model, inputs, targets, parts=1).loss()
+        loss = BatchTask(model, inputs, targets, parts=1).loss()
         optimizer.zero_grad()
         if isinstance(optimizer, CAO):
             optimizer.refresh_if_due(loss)

@@ -9,7 +9,7 @@ from cao import CAO
 from cao_lab.assumptions import POWER_ITERATIONS
 from cao_lab.bench.rows import Estimate, Row, Rows, estimate
 from cao_lab.bench.sizes import Sizes
-from cao_lab.bench.task import CURVATURES, LR, Curvature, Task, optimizer_with_sketch, random_task
+from cao_lab.bench.task import CURVATURES, LR, BatchTask, Curvature, optimizer_with_sketch, random_task
 from cao_lab.bench.timing import Action, Case, Times, always, interleaved, ratio
 from cao_lab.facts import product_price_row
 
@@ -33,7 +33,7 @@ def epoch_rows(sizes: Sizes) -> Rows:
     ]
 
 
-def step_ratios(task: Task, ranks: Sequence[int], rounds: int) -> dict[int, Estimate]:
+def step_ratios(task: BatchTask, ranks: Sequence[int], rounds: int) -> dict[int, Estimate]:
     """Estimate the time of CAO's training step between refreshes over SGD's, by rank."""
     cases = {"sgd": always(sgd_step(task.copy()))}
     cases |= {f"cao {rank}": always(cao_step(task.copy(), rank)) for rank in ranks}
@@ -41,7 +41,7 @@ def step_ratios(task: Task, ranks: Sequence[int], rounds: int) -> dict[int, Esti
     return {rank: ratio(times, f"cao {rank}", "sgd") for rank in ranks}
 
 
-def sgd_step(task: Task) -> Action:
+def sgd_step(task: BatchTask) -> Action:
     """Return a whole training step with SGD, in the order of CAO's."""
     optimizer = torch.optim.SGD(task.params, LR)
 
@@ -54,7 +54,7 @@ def sgd_step(task: Task) -> Action:
     return step
 
 
-def cao_step(task: Task, rank: int) -> Action:
+def cao_step(task: BatchTask, rank: int) -> Action:
     """Return a whole training step with CAO, no refresh being due."""
     optimizer = optimizer_with_sketch(task.params, rank)
 
@@ -68,14 +68,14 @@ def cao_step(task: Task, rank: int) -> Action:
     return step
 
 
-def refresh_times(task: Task, curvatures: Sequence[Curvature], rank: int, rounds: int) -> Times:
+def refresh_times(task: BatchTask, curvatures: Sequence[Curvature], rank: int, rounds: int) -> Times:
     """Time refreshes from a warm start, beside a gradient and an SGD step."""
     cases: dict[str, Case] = {GRADIENT: always(task.gradient), "sgd": always(sgd_step(task.copy()))}
     cases |= {kind: refresh_case(task.copy(), kind, rank) for kind in curvatures}
     return interleaved(cases, rounds)
 
 
-def refresh_case(task: Task, curvature: Curvature, rank: int) -> Case:
+def refresh_case(task: BatchTask, curvature: Curvature, rank: int) -> Case:
     """Return the refresh of a CAO with default settings; the forward pass of a loss is the training step's own."""
     optimizer = CAO(task.params, LR, rank=rank, refresh_every=REFRESH_EVERY, damping=0.1)
 

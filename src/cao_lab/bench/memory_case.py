@@ -7,7 +7,7 @@ from typing import Literal, TypeAlias
 import torch
 
 from cao import CAO
-from cao_lab.bench.task import LR, Curvature, Task, device, random_task
+from cao_lab.bench.task import LR, BatchTask, Curvature, device, random_task
 from cao_lab.runs.meter import peak_resident_bytes
 
 MemoryCase: TypeAlias = Literal[
@@ -39,7 +39,7 @@ def rehearse() -> None:
         train(case, random_task(width=8, batch=2, parts=1, side=8))
 
 
-def train(case: MemoryCase, task: Task) -> None:
+def train(case: MemoryCase, task: BatchTask) -> None:
     """Take the training steps of a case."""
     if case == "sgd":
         train_sgd(task)
@@ -55,7 +55,7 @@ def train(case: MemoryCase, task: Task) -> None:
         train_cao(CAO(task.params, LR), task, "gauss-newton", is_before_forward=True)
 
 
-def train_sgd(task: Task) -> None:
+def train_sgd(task: BatchTask) -> None:
     """Take plain SGD steps."""
     optimizer = torch.optim.SGD(task.params, LR)
     for _ in range(STEPS):
@@ -63,12 +63,12 @@ def train_sgd(task: Task) -> None:
         optimizer.step()
 
 
-def rank_one(task: Task) -> CAO:
+def rank_one(task: BatchTask) -> CAO:
     """Return the smallest CAO that has a sketch."""
     return CAO(task.params, LR, rank=1, refresh_every=1, damping=0.1, power_iterations=1)
 
 
-def train_cao(optimizer: CAO, task: Task, curvature: Curvature, *, is_before_forward: bool) -> None:
+def train_cao(optimizer: CAO, task: BatchTask, curvature: Curvature, *, is_before_forward: bool) -> None:
     """Take CAO steps with a refresh in each, before the training forward or between forward and backward."""
     for _ in range(STEPS):
         optimizer.zero_grad()

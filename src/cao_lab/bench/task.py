@@ -28,7 +28,7 @@ LR = 1e-3
 
 
 @dataclass(frozen=True)
-class Task:
+class BatchTask:
     """A model and one batch, and the curvature of its loss there in the forms that are compared.
 
     As in the laboratory's runs, training and Gauss-Newton products have the channels last, second derivatives do not.
@@ -72,17 +72,17 @@ class Task:
         self.model.zero_grad()
         self.training_loss().backward()
 
-    def copy(self) -> "Task":
+    def copy(self) -> "BatchTask":
         """Return the same task with a model of its own."""
-        return Task(deepcopy(self.model), self.inputs, self.targets, self.parts)
+        return BatchTask(deepcopy(self.model), self.inputs, self.targets, self.parts)
 
 
-def random_task(width: int, batch: int, parts: int, side: int = 32) -> Task:
+def random_task(width: int, batch: int, parts: int, side: int = 32) -> BatchTask:
     """Return a ResNet-18 and a batch of noise, for what does not depend on the numbers."""
     generator = torch.Generator().manual_seed(0)
     inputs = torch.randn(batch, 3, side, side, generator=generator)
     targets = torch.randint(10, (batch,), generator=generator)
-    return Task(seeded_resnet(width, classes=10).to(device()), inputs.to(device()), targets.to(device()), parts)
+    return BatchTask(seeded_resnet(width, classes=10).to(device()), inputs.to(device()), targets.to(device()), parts)
 
 
 def seeded_resnet(width: int, classes: int) -> nn.Module:

@@ -45,7 +45,7 @@ def refused(path: Path, error: Exception) -> LogError:
 
 
 @dataclass(frozen=True)
-class Rows(Generic[Kind]):
+class WholeRows(Generic[Kind]):
     """The rows of a CSV file that were written whole."""
 
     records: list[Kind]
@@ -53,13 +53,13 @@ class Rows(Generic[Kind]):
     """Whether a half-written line at the end was dropped: its last number may lack digits."""
 
 
-def read_rows(path: Path, record: type[Kind]) -> Rows[Kind]:
+def read_rows(path: Path, record: type[Kind]) -> WholeRows[Kind]:
     """Return the rows of a CSV file, none if there is no such file."""
     try:
         *lines, rest = read_text(path).split("\n")
-        return Rows(list(parsed(lines, record)), bool(rest))
+        return WholeRows(list(parsed(lines, record)), bool(rest))
     except FileNotFoundError:
-        return Rows([])
+        return WholeRows([])
     except UNREADABLE as error:
         raise refused(path, error) from error
 

@@ -14,7 +14,7 @@ from pandas import DataFrame
 from cao_lab.facts import SEARCHING, suites_of
 from cao_lab.log.checks import one_line
 from cao_lab.log.header import OtherKindError, read_run
-from cao_lab.log.reading import Rows, read_rows
+from cao_lab.log.reading import WholeRows, read_rows
 from cao_lab.log.records import EpochRecord, LogError, Record, RefreshRecord, RunRecord, columns
 from cao_lab.protocol import ends_above_start, final_train_losses
 from cao_lab.reporting.beside import load_bench, load_theory
@@ -133,7 +133,7 @@ def load_run(path: Path, folder: Path, missing: list[str]) -> LoadedRun | None:
     return LoadedRun(name, record, row, epochs.records, refreshes.records)
 
 
-def torn(epochs: Rows[EpochRecord], refreshes: Rows[RefreshRecord]) -> list[str]:
+def torn(epochs: WholeRows[EpochRecord], refreshes: WholeRows[RefreshRecord]) -> list[str]:
     """Return the files of a run of which the last line was dropped."""
     return ["epochs.csv"] * epochs.is_torn + ["refreshes.csv"] * refreshes.is_torn
 

@@ -24,9 +24,9 @@ from cao_lab.reporting.logreader import Logs, ReportError, load_logs
 from cao_lab.reporting.page import page, page_without_runs
 from cao_lab.reporting.rates import predicted_windows
 from cao_lab.reporting.robust import (
-    Contest,
-    contests,
-    contests_table,
+    Duel,
+    duels,
+    duels_table,
     edge_figure,
     effort_figure,
     goals_table,
@@ -71,7 +71,7 @@ class Beside:
     """What lies beside training runs: solves of full-batch problems, sweeps over learning rates, alarms."""
 
     solves: list[SolveRun]
-    swept: list[Contest]
+    swept: list[Duel]
     watched: list[Table]
 
     def figures(self) -> Figures:
@@ -92,15 +92,15 @@ class Beside:
 
     def tables(self) -> list[Table]:
         """Return their tables."""
-        swept = [goals_table(self.swept), contests_table(self.swept)] if self.swept else []
+        swept = [goals_table(self.swept), duels_table(self.swept)] if self.swept else []
         return [*solver_tables(self.solves), *swept, *self.watched]
 
 
 def load_beside(logs: Path, missing: list[str]) -> Beside:
     """Read all suites of solvers, of sweeps and of alarms."""
-    swept = [contests(read_sweeps(logs / suite, missing)) for suite in suites_of(["rates"])]
+    swept = [duels(read_sweeps(logs / suite, missing)) for suite in suites_of(["rates"])]
     watched = watch_tables(logs, missing)
-    return Beside(load_solves(logs, missing), [contest for suite in swept for contest in suite], watched)
+    return Beside(load_solves(logs, missing), [duel for suite in swept for duel in suite], watched)
 
 
 def write_parts(out: Path, figures: Figures, tables: list[Table]) -> None:

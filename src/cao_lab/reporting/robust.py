@@ -48,7 +48,7 @@ class Rate:
 
 
 @dataclass(frozen=True)
-class Contest:
+class Duel:
     """CAO and its base on one problem."""
 
     problem: str
@@ -94,8 +94,8 @@ class Contest:
         return sum(rate.final <= WITHIN * self.best.final for rate in rates)
 
 
-def contests(sweeps: Sequence[Sweep]) -> list[Contest]:
-    """Return all contests that every seed's log has."""
+def duels(sweeps: Sequence[Sweep]) -> list[Duel]:
+    """Return all duels that every seed's log has."""
     problems = dict.fromkeys(sweep.task for sweep in sweeps)
     found = []
     for method, base in BASES.items():
@@ -103,7 +103,7 @@ def contests(sweeps: Sequence[Sweep]) -> list[Contest]:
             own = [sweep for sweep in sweeps if sweep.task == problem]
             ours, theirs = rates_of(own, method), rates_of(own, base)
             if ours and theirs:
-                found.append(Contest(problem, own[0].batches, method, ours, theirs))
+                found.append(Duel(problem, own[0].batches, method, ours, theirs))
     return found
 
 
@@ -134,15 +134,15 @@ def curves(runs: Sequence[Sequence[SweepRecord]]) -> list[list[float]]:
     return [[record.loss for record in run] for run in runs]
 
 
-def goals_table(found: Sequence[Contest]) -> Table:
+def goals_table(found: Sequence[Duel]) -> Table:
     """Return the goals of the suite, what was reached, and for how many problems."""
     rows = []
     for method, base in BASES.items():
-        own = [contest for contest in found if contest.method == method]
+        own = [duel for duel in found if duel.method == method]
         if not own:
             continue
-        batched = [contest for contest in own if contest.kind != "mini"]
-        small = [contest for contest in own if contest.kind == "mini"]
+        batched = [duel for duel in own if duel.kind != "mini"]
+        small = [duel for duel in own if duel.kind == "mini"]
         losses, widths = [c.loss_ratio for c in own], [c.width_ratio for c in own]
         diverged = [sum(rate.diverged for c in own for rate in getattr(c, side)) for side in ("ours", "base")]
         runs = sum(rate.seeds for c in own for rate in c.base)
@@ -168,23 +168,23 @@ def goals_table(found: Sequence[Contest]) -> Table:
     return Table("robust-goals", "The goals of the suite robust, and what was measured.", cells, numbers)
 
 
-def contests_table(found: Sequence[Contest]) -> Table:
-    """Return every contest's numbers."""
+def duels_table(found: Sequence[Duel]) -> Table:
+    """Return every duel's numbers."""
     rows = [
         {
-            "problem": contest.problem,
-            "batch": contest.kind,
-            "method": NAMES[contest.method],
-            "base's best rate": contest.best.lr,
-            "base's loss": contest.best.final,
-            "loss ratio": contest.loss_ratio,
-            "best loss": min(rate.final for rate in contest.ours),
-            "rates that work": f"{contest.works(contest.ours)} against {contest.works(contest.base)}",
-            "diverged": f"{sum(r.diverged for r in contest.ours)} against {sum(r.diverged for r in contest.base)}",
-            "step ratio": contest.step_ratio,
-            "time ratio": contest.time_ratio,
+            "problem": duel.problem,
+            "batch": duel.kind,
+            "method": NAMES[duel.method],
+            "base's best rate": duel.best.lr,
+            "base's loss": duel.best.final,
+            "loss ratio": duel.loss_ratio,
+            "best loss": min(rate.final for rate in duel.ours),
+            "rates that work": f"{duel.works(duel.ours)} against {duel.works(duel.base)}",
+            "diverged": f"{sum(r.diverged for r in duel.ours)} against {sum(r.diverged for r in duel.base)}",
+            "step ratio": duel.step_ratio,
+            "time ratio": duel.time_ratio,
         }
-        for contest in found
+        for duel in found
     ]
     numbers = DataFrame(rows)
     cells = numbers.map(lambda value: f"{value:.3g}" if isinstance(value, float) else value)
@@ -193,18 +193,18 @@ def contests_table(found: Sequence[Contest]) -> Table:
 
 
 @styled
-def rates_figure(found: Sequence[Contest]) -> Figure:
+def rates_figure(found: Sequence[Duel]) -> Figure:
     """Draw the final loss over the rate, a panel for each problem: SGD and AdamW, and CAO on each.
 
     A rate at which a seed diverged has no final loss, and an arrow at the upper edge.
     """
-    problems = list(dict.fromkeys(contest.problem for contest in found))
+    problems = list(dict.fromkeys(duel.problem for duel in found))
     columns = min(4, len(problems))
     rows = math.ceil(len(problems) / columns)
     figure = Figure(figsize=(3.1 * max(columns, 2), 2.6 * rows + 0.7), layout="constrained")
     for index, problem in enumerate(problems):
         axes = figure.add_subplot(rows, columns, index + 1)
-        draw_rates(axes, [contest for contest in found if contest.problem == problem])
+        draw_rates(axes, [duel for duel in found if duel.problem == problem])
         if index % columns == 0:
             axes.set_ylabel("final training loss")
         if index >= len(problems) - columns:
@@ -215,12 +215,12 @@ def rates_figure(found: Sequence[Contest]) -> Figure:
     return figure
 
 
-def draw_rates(axes: Axes, found: Sequence[Contest]) -> None:
+def draw_rates(axes: Axes, found: Sequence[Duel]) -> None:
     """Draw all methods on one problem, and the loss that they start from."""
-    for contest in found:
-        for method, rates in ((BASES[contest.method], contest.base), (contest.method, contest.ours)):
-            look: dict[str, Any] = {"color": COLOURS[method], "zorder": 3 if method == contest.method else 2}
-            style = "o-" if method == contest.method else "o--"
+    for duel in found:
+        for method, rates in ((BASES[duel.method], duel.base), (duel.method, duel.ours)):
+            look: dict[str, Any] = {"color": COLOURS[method], "zorder": 3 if method == duel.method else 2}
+            style = "o-" if method == duel.method else "o--"
             losses = [rate.final for rate in rates]
             axes.plot([rate.lr for rate in rates], losses, style, label=NAMES[method], markersize=3, **look)
             mark_diverged(axes, [rate.lr for rate in rates if rate.diverged], method)
@@ -259,12 +259,12 @@ def edge_figure() -> Figure:
 
 
 @styled
-def effort_figure(found: Sequence[Contest]) -> Figure:
+def effort_figure(found: Sequence[Duel]) -> Figure:
     """Draw how many directions CAO captured at each rate, and how many products with the curvature it took for that."""
     figure = Figure(figsize=(9.6, 3.4 * len(BASES)))
     panels = figure.subplots(len(BASES), 2, squeeze=False)
     for row, method in zip(panels, BASES, strict=True):
-        own = [contest for contest in found if contest.method == method]
+        own = [duel for duel in found if duel.method == method]
         draw_by_rate(row[0], own, "captured", "most directions in use")
         draw_by_rate(row[1], own, "products", "products per step")
         row[0].set_title(NAMES[method], loc="left", fontsize=10)
@@ -273,11 +273,11 @@ def effort_figure(found: Sequence[Contest]) -> Figure:
     return figure
 
 
-def draw_by_rate(axes: Axes, found: Sequence[Contest], quantity: str, label: str) -> None:
+def draw_by_rate(axes: Axes, found: Sequence[Duel], quantity: str, label: str) -> None:
     """Draw a quantity of CAO's runs over the rate, a line for each problem, full lines for full and large batches."""
-    for contest in found:
-        style = "o--" if contest.kind == "mini" else "o-"
-        rates = [rate.lr for rate in contest.ours]
-        values = [getattr(rate, quantity) for rate in contest.ours]
-        axes.plot(rates, values, style, markersize=3, label=f"{contest.problem} ({contest.kind} batch)")
+    for duel in found:
+        style = "o--" if duel.kind == "mini" else "o-"
+        rates = [rate.lr for rate in duel.ours]
+        values = [getattr(rate, quantity) for rate in duel.ours]
+        axes.plot(rates, values, style, markersize=3, label=f"{duel.problem} ({duel.kind} batch)")
     axes.set(xscale="log", xlabel="learning rate", ylabel=label, ylim=(0, None))

@@ -18,7 +18,7 @@ class Display:
 
     def __init__(self, training: Training, folder: Path, execution: Execution) -> None:
         self.training = training
-        self.samples = len(training.problem.dataset.train_inputs)
+        self.samples = len(training.task.dataset.train_inputs)
         self.eigenvalue = ""
         self.test_accuracy = ""
         is_first = training.ranks.is_first

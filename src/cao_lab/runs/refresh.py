@@ -12,7 +12,8 @@ from cao.curvature.operators import ParameterOperator
 from cao.linalg.columns import HERE, generator_for, orthonormalize
 from cao.linalg.eigensolvers import eigensolver_for
 from cao.linalg.flat import FlatParams
-from cao_lab.runs.method import Method, Objective, OnRefresh, Refreshed
+from cao_lab.runs.loss import BatchLoss
+from cao_lab.runs.stepper import OnRefresh, Refreshed, Stepper
 
 if TYPE_CHECKING:
     from cao_lab.runs.methods.cao import CAOConfig
@@ -21,14 +22,14 @@ if TYPE_CHECKING:
 INFINITE_CURVATURE = 1e12
 
 
-def loss_with_a_look(optimizer: CAO, objective: Objective, look: Callable[[ParameterOperator], object]) -> Tensor:
+def loss_with_a_look(optimizer: CAO, batch_loss: BatchLoss, look: Callable[[ParameterOperator], object]) -> Tensor:
     """Return the loss of a step, having looked at the curvature if that is due."""
-    if optimizer.is_refresh_due and not objective.is_curvature_of_the_graph:
+    if optimizer.is_refresh_due and not batch_loss.is_curvature_of_the_graph:
         # Before the forward pass, so that memory never holds its graph and those of the curvature together.
-        look(objective.curvature(None))
-    loss = objective(is_differentiated_twice=optimizer.is_refresh_due)
+        look(batch_loss.curvature(None))
+    loss = batch_loss(is_differentiated_twice=optimizer.is_refresh_due)
     if optimizer.is_refresh_due:
-        look(objective.curvature(loss))
+        look(batch_loss.curvature(loss))
     return loss
 
 
@@ -53,9 +54,9 @@ def tell(optimizer: CAO, operator: ParameterOperator, on_refresh: OnRefresh, tru
         on_refresh(Refreshed(operator, lambda: true or captured_eigenpairs(sketch), sketch.damping))
 
 
-def counted(optimizer: CAO, step: Callable[[Objective, OnRefresh], None], tells: Callable[[], bool]) -> Method:
+def counted(optimizer: CAO, step: Callable[[BatchLoss, OnRefresh], None], tells: Callable[[], bool]) -> Stepper:
     """Return the method of an optimizer that counts its products itself; `tells` as in `tells_its_eigenvalues`."""
-    return Method(
+    return Stepper(
         optimizer,
         step,
         hessian_products=lambda: optimizer.counters.hessian_products,

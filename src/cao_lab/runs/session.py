@@ -214,7 +214,7 @@ class Session:
                 raise ValueError(f"it counts {rows} rows after {training.progress.epoch} epochs")
         except Exception:
             # A part of the state may have been taken over.
-            self.training = Training(self.config, training.problem.dataset, training.device, training.ranks)
+            self.training = Training(self.config, training.task.dataset, training.device, training.ranks)
             raise
         return rows
 
@@ -223,7 +223,7 @@ class Session:
         training, config = self.training, self.config
         facts = {
             "config": config_to_dict(config),
-            "parameters": sum(p.numel() for p in training.problem.params),
+            "parameters": sum(p.numel() for p in training.task.params),
             "steps_per_epoch": training.steps_per_epoch,
             "command": command_line(config),
             "ranks": self.ranks.count,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 if TYPE_CHECKING:
     from torch import nn
 
-    from cao_lab.runs.method import Method
+    from cao_lab.runs.stepper import Stepper
 
 # Products of two settings must not overflow single precision.
 LARGEST_NUMBER = 1e30
@@ -43,7 +43,7 @@ class Settings:
             if field == "max_gradient_norm" and value is not None and value <= 0:
                 raise ConfigError(f"{field} must be positive, or None, got {value}")
 
-    def build(self, model: "nn.Module", seed: int) -> "Method":
+    def build(self, model: "nn.Module", seed: int) -> "Stepper":
         """Build the optimizer for the trainable parameters of a model."""
         raise NotImplementedError
 

@@ -12,10 +12,10 @@ from cao import Eigenpairs
 from cao_lab.config import ConfigError, RunConfig
 from cao_lab.log.records import EpochRecord, RefreshRecord
 from cao_lab.runs import sharpness
+from cao_lab.runs.loss import BatchLoss, TrainingTask
 from cao_lab.runs.meter import Meter
-from cao_lab.runs.method import Refreshed
-from cao_lab.runs.objective import Objective, Problem
 from cao_lab.runs.ranks import ALONE, Ranks
+from cao_lab.runs.stepper import Refreshed
 from cao_lab.tasks.data import Batch, Dataset, batches, evaluation_batches
 from cao_lab.tasks.problems import channels_last
 
@@ -72,8 +72,8 @@ class Training:
         self.config, self.ranks = config, ranks
         self.device = device or torch.device("cpu")
         torch.manual_seed(config.seed)
-        self.problem = Problem(config, dataset, self.device, ranks)
-        self.model = self.problem.model
+        self.task = TrainingTask(config, dataset, self.device, ranks)
+        self.model = self.task.model
         try:
             self.method = config.optimizer.build(self.model, config.seed)
         except ValueError as error:  # Its settings are the user's, and what is wrong with them is the library's word.
@@ -84,7 +84,7 @@ class Training:
         """Loss and right answers of the epoch so far; `progress` has them as they were last read."""
         self.meter = Meter(self.device)
         self.new_refreshes: list[RefreshRecord] = []
-        size = len(self.problem.dataset.train_inputs)
+        size = len(self.task.dataset.train_inputs)
         self.steps_per_epoch = math.ceil(size / (config.batch_size or size))
 
     def epochs(self, after_step: Callable[["Training"], None] = ignore) -> Iterator[EpochRecord]:
@@ -106,7 +106,7 @@ class Training:
         self.model.train()
         self.meter.start()
         for batch in batches(
-            self.problem.dataset,
+            self.task.dataset,
             config.batch_size,
             seed=config.seed,
             epoch=progress.epoch,
@@ -114,7 +114,7 @@ class Training:
             start=progress.batch,
             share=self.ranks.share,
         ):
-            self._train_batch(*self.problem.cast(batch))
+            self._train_batch(*self.task.cast(batch))
             if progress.batch % steps_between_reads(self.device) == 0 or progress.batch == self.steps_per_epoch:
                 self.read_tally()
             after_step(self)
@@ -127,17 +127,18 @@ class Training:
         self._set_rate()
         monitor = self._monitor if self._is_monitoring_due() else None
         weight = self.ranks.share.weight(size)
-        objective = Objective(self.problem, inputs, targets, progress.step, monitor, weight)
-        self.method.step(objective, self._note_refresh)
+        batch_loss = BatchLoss(self.task, inputs, targets, progress.step, monitor, weight)
+        self.method.step(batch_loss, self._note_refresh)
         progress.batch += 1
         progress.step += 1
-        progress.gradient_evaluations += objective.evaluations
+        progress.gradient_evaluations += batch_loss.evaluations
         count = size * self._count(targets) // len(targets)
         progress.samples += count
-        assert objective.first_loss is not None
-        assert objective.first_outputs is not None
-        correct = self._correct(objective.first_outputs, targets) if weight else torch.zeros_like(objective.first_loss)
-        loss, correct = self.ranks.sums(torch.stack([objective.first_loss.double(), correct.double()]))
+        first, outputs = batch_loss.first_loss, batch_loss.first_outputs
+        assert first is not None
+        assert outputs is not None
+        correct = self._correct(outputs, targets) if weight else torch.zeros_like(first)
+        loss, correct = self.ranks.sums(torch.stack([first.double(), correct.double()]))
         self._tally += torch.stack([loss / self.ranks.count * count, correct])
 
     def read_tally(self) -> None:
@@ -148,7 +149,7 @@ class Training:
 
     def _batch_size(self) -> int:
         """Return the samples of the batch that comes next, in all processes."""
-        size = len(self.problem.dataset.train_inputs)
+        size = len(self.task.dataset.train_inputs)
         length = self.config.batch_size or size
         return min(length, size - self.progress.batch * length)
 
@@ -159,21 +160,21 @@ class Training:
 
     def _count(self, targets: Tensor) -> int:
         """Return how many answers a batch asks for: a window of text asks for one at each character."""
-        return len(targets) if self.problem.dataset.classes is None else targets.numel()
+        return len(targets) if self.task.dataset.classes is None else targets.numel()
 
     def _correct(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        if self.problem.dataset.classes is None:
+        if self.task.dataset.classes is None:
             return torch.zeros((), device=self.device)
         return (outputs.argmax(dim=1) == targets).sum()
 
     def _is_monitoring_due(self) -> bool:
         return self.config.monitor_curvature > 0 and self.progress.batch == 0
 
-    def _monitor(self, objective: Objective, loss: Tensor) -> None:
+    def _monitor(self, batch_loss: BatchLoss, loss: Tensor) -> None:
         if self.method.tells_its_eigenvalues():
             return
         with self.meter.excluded():
-            operator = objective.curvature(loss)
+            operator = batch_loss.curvature(loss)
             count = self.config.monitor_curvature
             pairs = sharpness.eigenvalues_outside(operator, None, count, seed=self.progress.step)
             self._log_eigenvalues(None, pairs, None)
@@ -196,7 +197,7 @@ class Training:
         )
 
     def _epoch_record(self) -> EpochRecord:
-        progress, has_classes = self.progress, self.problem.dataset.classes is not None
+        progress, has_classes = self.progress, self.task.dataset.classes is not None
         test_loss, test_accuracy = (math.nan, math.nan) if progress.has_diverged else self.evaluate()
         return EpochRecord(
             epoch=progress.epoch + 1,
@@ -219,7 +220,7 @@ class Training:
         """Return loss (without the L2 term) and accuracy on the test set."""
         self.model.eval()
         self.ranks.share_buffers(self.model)
-        dataset = self.problem.dataset
+        dataset = self.task.dataset
         own = [self._sums(batch) for batch in evaluation_batches(dataset, EVALUATION_BATCH, self.ranks.share)]
         losses, correct = zip(*self.ranks.in_turn(own), strict=True)
         samples = self._count(dataset.test_targets)
@@ -227,10 +228,10 @@ class Training:
 
     def _sums(self, batch: Batch) -> tuple[float, int]:
         """Return the sums over a batch of the loss and of what is right."""
-        inputs, targets = self.problem.cast(batch)
-        with self.problem.autocast():
+        inputs, targets = self.task.cast(batch)
+        with self.task.autocast():
             outputs = self.model(channels_last(inputs, self.model))
-            loss = self.problem.loss_of_outputs(outputs, targets)
+            loss = self.task.loss_of_outputs(outputs, targets)
         return loss.item() * self._count(targets), int(self._correct(outputs, targets))
 
     def state_dict(self) -> dict[str, Any]:

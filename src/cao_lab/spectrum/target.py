@@ -14,7 +14,7 @@ from cao_lab.config import command_line, config_from_dict
 from cao_lab.log.header import read_header
 from cao_lab.runs import checkpoint
 from cao_lab.runs.curvature import SampledLoss
-from cao_lab.runs.objective import Problem
+from cao_lab.runs.loss import TrainingTask
 from cao_lab.spectrum.config import Mode, SpectrumConfig, SpectrumError
 from cao_lab.tasks.data import Batch, curvature_batch, load
 from cao_lab.tasks.problems import dataset_for
@@ -47,16 +47,16 @@ def target_of_run(config: SpectrumConfig) -> Target:
         )
     run = config_from_dict(header.get("config", {}))
     dataset = dataset_for(run.model, load(run.dataset, config.data_dir, run.train_samples))
-    problem = Problem(run, dataset, torch.device("cpu"))
-    if checkpoint.load(folder, warn, lambda saved: problem.model.load_state_dict(saved["training"]["model"])) is None:
+    task = TrainingTask(run, dataset, torch.device("cpu"))
+    if checkpoint.load(folder, warn, lambda saved: task.model.load_state_dict(saved["training"]["model"])) is None:
         raise SpectrumError(
             f"{folder} has no checkpoint.pt that is whole, and git keeps none; "
             f"make one: {command_line(run)} --logs out/logs"
         )
     samples = min(config.samples, len(dataset.train_inputs))
-    batch = problem.cast(curvature_batch(dataset, samples, seed=config.seed, step=0))
+    batch = task.cast(curvature_batch(dataset, samples, seed=config.seed, step=0))
     parts = split(batch, config.part or run.batch_size or run.curvature_part)
-    return Target(problem.model, problem.loss_of_outputs, parts, run.l2, name=str(run.folder))
+    return Target(task.model, task.loss_of_outputs, parts, run.l2, name=str(run.folder))
 
 
 def warn(message: str) -> None:

@@ -26,7 +26,7 @@ import torch
 from cao_lab.config import Execution
 from cao_lab.log.reading import read_text
 from cao_lab.suites.runner import run_works
-from cao_lab.sweeps.problems import PROBLEMS, Problem
+from cao_lab.sweeps.problems import PROBLEMS, Recipe
 from cao_lab.sweeps.sweep import EVALUATIONS, METHODS, carry_out, is_over
 
 SEEDS = (1, 2, 3)
@@ -37,7 +37,7 @@ SUITE = "robust"
 class SweepRun:
     """A sweep over all rates of one problem from one start, as a part of a suite."""
 
-    problem: Problem
+    problem: Recipe
     seed: int
 
     @property

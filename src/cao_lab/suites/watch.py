@@ -30,6 +30,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any, TypeAlias
@@ -48,10 +49,8 @@ from cao.linalg.flat import FlatParams
 from cao_lab.config import Execution
 from cao_lab.log.writing import RunLog
 from cao_lab.runs.provenance import new_header
-from cao_lab.sweeps.problems import RowReader, Task, digits
+from cao_lab.sweeps.problems import SmallTask, digits, lstm, mlp, transformer
 from cao_lab.sweeps.sweep import batch_of
-from cao_lab.tasks import text
-from cao_lab.tasks.transformer import Transformer
 
 Run: TypeAlias = tuple[dict[str, Any], list[dict[str, Any]]]
 """A row about a run, and a row for each look that was compared with the truth."""
@@ -84,35 +83,16 @@ class Residual(nn.Module):
         return torch.relu(images + self.layers(images))
 
 
-def mlp() -> Task:
-    """A tanh network on digits."""
-    pixels, labels = digits()
-    model = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 32), nn.Tanh(), nn.Linear(32, 10))
-    return Task(model, pixels, labels, cross_entropy)
-
-
-def resnet() -> Task:
+def resnet() -> SmallTask:
     """A residual network with batch norm on digits."""
     pixels, labels = digits()
     stem = (nn.Unflatten(1, (1, 8, 8)), nn.Conv2d(1, 8, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(8))
     model = nn.Sequential(*stem, nn.ReLU(), Residual(8), Residual(8), nn.Flatten(), nn.Linear(128, 10))
-    return Task(model, pixels, labels, cross_entropy)
+    return SmallTask(model, pixels, labels, cross_entropy)
 
 
-def lstm() -> Task:
-    """An LSTM that reads digits row by row."""
-    pixels, labels = digits()
-    return Task(RowReader(), pixels, labels, cross_entropy)
-
-
-def transformer() -> Task:
-    """A small transformer on the text of Python's own manual."""
-    windows = torch.tensor(text.windows()[0]).long()
-    return Task(Transformer(text.CLASSES, text.CONTEXT, width=16), windows[:, :-1], windows[:, 1:], cross_entropy)
-
-
-TASKS: dict[str, tuple[Callable[[], Task], int]] = {
-    "mlp": (mlp, 128), "lstm": (lstm, 64), "resnet": (resnet, 32), "transformer": (transformer, 4),
+TASKS: dict[str, tuple[Callable[[], SmallTask], int]] = {
+    "mlp": (mlp, 128), "lstm": (lstm, 64), "resnet": (resnet, 32), "transformer": (partial(transformer, width=16), 4),
 }  # fmt: skip
 """How each is built, and its batch."""
 

@@ -23,7 +23,7 @@ EVALUATED = 512
 
 
 @dataclass(frozen=True)
-class Task:
+class SmallTask:
     """A model at its start, and the training set."""
 
     model: nn.Module
@@ -42,7 +42,7 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Problem:
+class Recipe:
     """A task as it is trained."""
 
     name: str
@@ -50,38 +50,38 @@ class Problem:
     batch: int | None
     """Samples per step; None takes them all."""
     steps: int
-    build: Callable[[Path | None], Task]
+    build: Callable[[Path | None], SmallTask]
     """Builds the task from torch's random stream; CIFAR is read from a folder."""
 
 
-def regression(_: Path | None) -> Task:
+def regression(_: Path | None) -> SmallTask:
     """A linear model of the progress of diabetes, inputs and target standardised."""
     inputs, targets = datasets.load_diabetes(return_X_y=True)
-    return Task(nn.Linear(inputs.shape[1], 1), standardised(inputs), standardised(targets[:, None]), mse_loss)
+    return SmallTask(nn.Linear(inputs.shape[1], 1), standardised(inputs), standardised(targets[:, None]), mse_loss)
 
 
-def classification(_: Path | None) -> Task:
+def classification(_: Path | None) -> SmallTask:
     """A linear classifier of breast cancer, inputs standardised."""
     inputs, targets = datasets.load_breast_cancer(return_X_y=True)
-    return Task(nn.Linear(inputs.shape[1], 2), standardised(inputs), torch.tensor(targets), cross_entropy)
+    return SmallTask(nn.Linear(inputs.shape[1], 2), standardised(inputs), torch.tensor(targets), cross_entropy)
 
 
-def mlp(_: Path | None) -> Task:
+def mlp(_: Path | None = None) -> SmallTask:
     """A tanh network on digits."""
     pixels, labels = digits()
     model = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 32), nn.Tanh(), nn.Linear(32, 10))
-    return Task(model, pixels, labels, cross_entropy)
+    return SmallTask(model, pixels, labels, cross_entropy)
 
 
-def autoencoder(_: Path | None) -> Task:
+def autoencoder(_: Path | None) -> SmallTask:
     """Digits through eight numbers and back."""
     pixels, _labels = digits()
     sizes = (64, 32, 8, 32, 64)
     layers = [layer for pair in pairwise(sizes) for layer in (nn.Linear(*pair), nn.Tanh())]
-    return Task(nn.Sequential(*layers[:-1]), pixels, pixels, mse_loss)
+    return SmallTask(nn.Sequential(*layers[:-1]), pixels, pixels, mse_loss)
 
 
-def cnn(_: Path | None) -> Task:
+def cnn(_: Path | None) -> SmallTask:
     """Two convolutions with batch norm on digits; the statistics are those of the batch, at evaluation too."""
     pixels, labels = digits()
     model = nn.Sequential(
@@ -95,7 +95,7 @@ def cnn(_: Path | None) -> Task:
         nn.Flatten(),
         nn.Linear(256, 10),
     )
-    return Task(model, pixels, labels, cross_entropy)
+    return SmallTask(model, pixels, labels, cross_entropy)
 
 
 class RowReader(nn.Module):
@@ -110,20 +110,20 @@ class RowReader(nn.Module):
         return self.head(self.memory(pixels.view(-1, 8, 8))[0][:, -1])  # type: ignore[no-any-return]
 
 
-def lstm(_: Path | None) -> Task:
+def lstm(_: Path | None = None) -> SmallTask:
     """An LSTM on digits."""
     pixels, labels = digits()
-    return Task(RowReader(), pixels, labels, cross_entropy)
+    return SmallTask(RowReader(), pixels, labels, cross_entropy)
 
 
-def transformer(_: Path | None) -> Task:
+def transformer(_: Path | None = None, width: int = 32) -> SmallTask:
     """A small transformer on the text of Python's own manual."""
     windows = torch.tensor(text.windows()[0]).long()
-    model = Transformer(text.CLASSES, text.CONTEXT, width=32)
-    return Task(model, windows[:, :-1], windows[:, 1:], cross_entropy)
+    model = Transformer(text.CLASSES, text.CONTEXT, width)
+    return SmallTask(model, windows[:, :-1], windows[:, 1:], cross_entropy)
 
 
-def resnet(data: Path | None) -> Task:
+def resnet(data: Path | None) -> SmallTask:
     """ResNet-18 of width 8 on 2,000 images of CIFAR-10."""
     images = load("cifar10", data, 2_000)
     inputs = prepare(images, images.train_inputs)
@@ -131,7 +131,7 @@ def resnet(data: Path | None) -> Task:
     for module in model.modules():
         if isinstance(module, nn.BatchNorm2d):
             module.track_running_stats, module.running_mean, module.running_var = False, None, None
-    return Task(model, inputs, images.train_targets.long(), cross_entropy)
+    return SmallTask(model, inputs, images.train_targets.long(), cross_entropy)
 
 
 def standardised(values: object) -> Float[Tensor, "n features"]:
@@ -148,12 +148,12 @@ def digits() -> tuple[Float[Tensor, "n 64"], Shaped[Tensor, " n"]]:
 
 
 PROBLEMS = (
-    Problem("linear-regression", "full", None, 200, regression),
-    Problem("logistic-regression", "full", None, 200, classification),
-    Problem("mlp", "full", None, 300, mlp),
-    Problem("autoencoder", "large", 512, 300, autoencoder),
-    Problem("cnn", "large", 512, 150, cnn),
-    Problem("lstm", "mini", 64, 400, lstm),
-    Problem("transformer", "mini", 32, 200, transformer),
-    Problem("resnet", "mini", 128, 60, resnet),
+    Recipe("linear-regression", "full", None, 200, regression),
+    Recipe("logistic-regression", "full", None, 200, classification),
+    Recipe("mlp", "full", None, 300, mlp),
+    Recipe("autoencoder", "large", 512, 300, autoencoder),
+    Recipe("cnn", "large", 512, 150, cnn),
+    Recipe("lstm", "mini", 64, 400, lstm),
+    Recipe("transformer", "mini", 32, 200, transformer),
+    Recipe("resnet", "mini", 128, 60, resnet),
 )

@@ -16,13 +16,13 @@ from cao_lab.log.reading import read_rows
 from cao_lab.log.records import LogError, SweepRecord
 from cao_lab.log.writing import RunLog
 from cao_lab.runs.provenance import new_header, now
-from cao_lab.sweeps.problems import Problem, Task
+from cao_lab.sweeps.problems import Recipe, SmallTask
 
 Build = Callable[[list[Tensor], float], Optimizer]
 
 
 @dataclass(frozen=True)
-class Method:
+class Swept:
     """An optimizer as a function of its rate alone, and the rates."""
 
     build: Build
@@ -36,7 +36,7 @@ class Method:
         return 0, 0
 
 
-class Sketched(Method):
+class Sketched(Swept):
     """CAO with some settings."""
 
     def look(self, optimizer: CAO, loss: Tensor) -> None:
@@ -54,17 +54,17 @@ def half_decades(first: int, count: int = 9) -> tuple[float, ...]:
 
 
 SGD_RATES, ADAM_RATES = half_decades(-3), half_decades(-4)
-METHODS: Mapping[str, Method] = {
-    "sgd": Method(lambda params, lr: SGD(params, lr, momentum=0.9), SGD_RATES),
+METHODS: Mapping[str, Swept] = {
+    "sgd": Swept(lambda params, lr: SGD(params, lr, momentum=0.9), SGD_RATES),
     "cao": Sketched(lambda params, lr: CAO(params, lr, momentum=0.9), SGD_RATES),
-    "adamw": Method(AdamW, ADAM_RATES),
+    "adamw": Swept(AdamW, ADAM_RATES),
 }
 """CAO with its defaults, below its base, and AdamW."""
 EVALUATIONS = 10
 """How often in a run the loss of the training set is taken."""
 
 
-def carry_out(problem: Problem, seed: int, folder: Path, data: Path | None = None) -> Iterator[str]:
+def carry_out(problem: Recipe, seed: int, folder: Path, data: Path | None = None) -> Iterator[str]:
     """Train at every rate that the log does not have yet, and write each run down, whole, when it is over."""
     with RunLog(folder / problem.name / f"seed{seed}", losses=SweepRecord) as log:
         header = log.header
@@ -84,7 +84,7 @@ def carry_out(problem: Problem, seed: int, folder: Path, data: Path | None = Non
         log.update_header(status="finished", ended_at=now())
 
 
-def is_over(problem: Problem, seed: int, folder: Path) -> bool:
+def is_over(problem: Recipe, seed: int, folder: Path) -> bool:
     """Whether the log says that a sweep needs no more work."""
     try:
         return (read_header(folder / problem.name / f"seed{seed}") or {}).get("status") == "finished"
@@ -100,7 +100,7 @@ def runs_in(log: RunLog) -> set[tuple[str, float]]:
     return {(record.method, record.lr) for record in records[:whole]}
 
 
-def train(problem: Problem, seed: int, label: str, rate: float, data: Path | None = None) -> list[SweepRecord]:
+def train(problem: Recipe, seed: int, label: str, rate: float, data: Path | None = None) -> list[SweepRecord]:
     """Return the loss at the start and after each tenth of the steps; training goes on even if it is not finite."""
     torch.manual_seed(seed)
     task = problem.build(data)
@@ -118,7 +118,7 @@ def train(problem: Problem, seed: int, label: str, rate: float, data: Path | Non
     return records
 
 
-def take_step(task: Task, method: Method, optimizer: Optimizer, rows: Tensor) -> None:
+def take_step(task: SmallTask, method: Swept, optimizer: Optimizer, rows: Tensor) -> None:
     """Take one step, as a user would write it."""
     loss = task.loss(rows)
     optimizer.zero_grad()
@@ -127,7 +127,7 @@ def take_step(task: Task, method: Method, optimizer: Optimizer, rows: Tensor) ->
     optimizer.step()
 
 
-def batch_of(task: Task, size: int | None, order: torch.Generator) -> Tensor:
+def batch_of(task: SmallTask, size: int | None, order: torch.Generator) -> Tensor:
     """Return the rows of the next batch, drawn without replacement."""
     count = len(task.inputs)
     return torch.arange(count) if size is None else torch.randperm(count, generator=order)[:size]

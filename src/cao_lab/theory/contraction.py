@@ -21,7 +21,7 @@ from cao_lab.theory.problems import (
 )
 from cao_lab.theory.stability import relative_curvature
 from cao_lab.theory.stationarity import floor_of
-from cao_lab.theory.table import Pairs, Row, lower_bound, refutation, upper_bound
+from cao_lab.theory.table import Pairs, Statement, lower_bound, refutation, upper_bound
 
 
 def loss_factor(pl: float, lr: float, smoothness: float, damping: float, captured: float) -> float:
@@ -52,7 +52,7 @@ def sufficient_damping(spectrum: Float[Tensor, " n"], rank: int) -> float:
     return last * least / (last - least)
 
 
-def rows() -> Iterator[Row]:
+def rows() -> Iterator[Statement]:
     """Check the contraction on problems with many minimisers."""
     yield from wavy_least_squares()
     yield from least_squares()
@@ -61,7 +61,7 @@ def rows() -> Iterator[Row]:
     yield from noisy_contraction()
 
 
-def wavy_least_squares() -> Iterator[Row]:
+def wavy_least_squares() -> Iterator[Statement]:
     """Check the worst-case γ on a PL function that is not convex, with stale sketches."""
     statement = "Theorem 1′: f−f* shrinks by (1−2μα(1−αL/2η)/(Λ+η))^m between refreshes"
     yield upper_bound(statement, "20 wavy least squares, 5 of 12 dimensions flat, k = 2, m = 10", wavy_factors())
@@ -90,7 +90,7 @@ def overparameterised(source: torch.Generator, samples: int = 8, n: int = 20) ->
     return torch.matmul(left * scales, right.T)
 
 
-def least_squares() -> Iterator[Row]:
+def least_squares() -> Iterator[Statement]:
     """Check the exact factor, and that it is reached, on least squares with a subspace of minimisers."""
     data = overparameterised(generator(9))
     hessian = data.T @ data / len(data)
@@ -120,7 +120,7 @@ def worst_loss_factor(hessian: Float[Tensor, "n n"], rank: int, damping: float, 
     return math.exp(math.log(float((after / before).max())) / 50)
 
 
-def more_rank_at_a_fixed_lr() -> Iterator[Row]:
+def more_rank_at_a_fixed_lr() -> Iterator[Statement]:
     """Show that at a fixed α that rank 0 bears too, γ falls with k."""
     spectrum = torch.tensor([10.0, 8.0, 4.0], dtype=torch.float64)
     factors = [quadratic_factor(spectrum, rank, 2.0, 2.0 / 10) for rank in (0, 1)]
@@ -138,7 +138,7 @@ def fixed_lr_factors() -> Pairs:
         yield from pairwise(factors)
 
 
-def more_rank_at_its_best_lr() -> Iterator[Row]:
+def more_rank_at_its_best_lr() -> Iterator[Statement]:
     """Show that too little damping lets γ fall with k even at the best α, and check the condition that rules it out."""
     spectrum = torch.tensor([10.0, 9.9, 1.0], dtype=torch.float64)
     kappas = [condition_number(spectrum, rank, 0.1) for rank in (0, 1)]
@@ -159,7 +159,7 @@ def damped_condition_numbers() -> Pairs:
             yield condition_number(spectrum, rank - 1, damping), condition_number(spectrum, rank, damping)
 
 
-def noisy_contraction() -> Iterator[Row]:
+def noisy_contraction() -> Iterator[Statement]:
     """Check the floor that noise leaves under PL, and contraction without a floor under interpolation."""
     problem = "x²/2 with noise σ = 1, k = 0, α/η = 0.5, limit of E f"
     rate = 0.5

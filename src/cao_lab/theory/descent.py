@@ -22,7 +22,7 @@ from cao_lab.theory.problems import (
     random_mixtures,
     uniform,
 )
-from cao_lab.theory.table import Pairs, Row, lower_bound, prediction, refutation, upper_bound
+from cao_lab.theory.table import Pairs, Statement, lower_bound, prediction, refutation, upper_bound
 
 Policy = Literal["magnitude", "clip"]
 TRIALS = 200
@@ -43,7 +43,7 @@ def guaranteed_decrease(power: float, lr: float, smoothness: float, damping: flo
     return lr * (1 - lr * smoothness / (2 * damping)) * power
 
 
-def rows() -> Iterator[Row]:
+def rows() -> Iterator[Statement]:
     """Check what the theory says about one step."""
     yield from lemma_1()
     yield from lemma_2()
@@ -53,7 +53,7 @@ def rows() -> Iterator[Row]:
     yield from corollary_1_limits()
 
 
-def lemma_1() -> Iterator[Row]:
+def lemma_1() -> Iterator[Statement]:
     """Check the descent inequality through the curvature that a step meets."""
     statement = "Lemma 1: f(θ−αd) ≤ f − α⟨g,d⟩ + Lα²‖d‖²/2, as curvature met ≤ L"
     yield upper_bound(statement, f"{TRIALS} random cosine mixtures, random d and α", curvature_met())
@@ -77,7 +77,7 @@ def met(function: CosineMixture | Quadratic, point: Float[Tensor, " n"], step: F
     return 2 * (change + lr * float(function.gradient(point) @ step)) / (lr**2 * float(step @ step))
 
 
-def lemma_2() -> Iterator[Row]:
+def lemma_2() -> Iterator[Statement]:
     """Check the identity for every B, the norm for B ⪰ 0, and show both claims about P false for other B."""
     yield prediction(
         "Lemma 2: ⟨g,Pg⟩ = Σ⟨g,vᵢ⟩²/(λᵢ+η) + ‖g⊥‖²/η, for every λᵢ ≠ −η",
@@ -141,7 +141,7 @@ def climb_of_a_signed_step() -> tuple[str, Pairs]:
     return "f(x) = 2 cos x at x = 0.1, exact sketch, η = 1", [(0.0, change) for change in changes]
 
 
-def lemma_2_for_policies() -> Iterator[Row]:
+def lemma_2_for_policies() -> Iterator[Statement]:
     """Check the two-sided bound that each sign policy gives for sketches of both signs."""
     policies: tuple[Policy, ...] = ("magnitude", "clip")
     for policy in policies:
@@ -167,7 +167,7 @@ def captured(sketch: Eigenpairs, policy: Policy) -> float:
     return float(values.max())
 
 
-def saddles() -> Iterator[Row]:
+def saddles() -> Iterator[Statement]:
     """Show that the signed step is drawn into a saddle, and check how fast the others leave it."""
     lr, damping, nu = 0.4, 1.0, 2.0
     problem = "½(x² − 2y²), η = 1, α = 0.4, 20 steps"
@@ -190,7 +190,7 @@ def escape(policy: NegativeCurvature, lr: float, damping: float, nu: float) -> f
     return math.exp(math.log(float(point.norm()) / 1e-3) / 20)
 
 
-def corollary_1() -> Iterator[Row]:
+def corollary_1() -> Iterator[Statement]:
     """Check the decrease that the paper's learning rates and ours guarantee."""
     problem = f"{TRIALS} random cosine mixtures, sketch from elsewhere, magnitude"
     printed = "Corollary 1: decrease ≥ αλmin(P)‖g‖²/2 at α = "
@@ -230,7 +230,7 @@ def decreases(rule: str) -> Pairs:
         yield bound, function.value(point) - function.value(point - lr * (P @ gradient))
 
 
-def corollary_1_limits() -> Iterator[Row]:
+def corollary_1_limits() -> Iterator[Statement]:
     """Check that 2η/L cannot be raised, and what a negative captured value does to it under `signed`."""
     L, damping = 4.0, 0.5
     unseen = largest_descending_lr(L, 1 / damping)

@@ -21,7 +21,7 @@ from cao_lab.theory.momentum import (
     unit_preconditioner,
 )
 from cao_lab.theory.problems import eigenpairs, generator, integer, largest_eigenvalue, normal, orthonormal, uniform
-from cao_lab.theory.table import Pairs, Row, lower_bound, prediction, upper_bound
+from cao_lab.theory.table import Pairs, Statement, lower_bound, prediction, upper_bound
 
 
 def edge_damping(lr: float, momentum: float, order: Order) -> float:
@@ -59,7 +59,7 @@ def noisy_limit(momentum: float, spread: float) -> float:
     return 2 * (1 + momentum) / (1 + spread * (1 + momentum) / (1 - momentum))
 
 
-def rows() -> Iterator[Row]:
+def rows() -> Iterator[Statement]:
     """Check edge damping on captured directions, on stale sketches, the bounds on drift, and what noise leaves."""
     yield from captured_exactly()
     yield from stale_sketches()
@@ -67,7 +67,7 @@ def rows() -> Iterator[Row]:
     yield from noise()
 
 
-def captured_exactly() -> Iterator[Row]:
+def captured_exactly() -> Iterator[Statement]:
     """Check how fast a captured direction shrinks, from a third of the rate 1/α to a million times beyond."""
     problem = "αλ from 0.3 to 10⁶, β = 0.5, 0.9 and 0.99"
     trials = [(momentum, c) for momentum in MOMENTA for c in torch.logspace(-0.5, 6, 27, dtype=torch.float64).tolist()]
@@ -97,7 +97,7 @@ def nesterov_factor(curvature: float, momentum: float) -> float:
     return radius(torch.stack([point, buffer]))
 
 
-def stale_sketches() -> Iterator[Row]:
+def stale_sketches() -> Iterator[Statement]:
     """Check which Hessians a sketch that stays can bear, related to it or not."""
     statement = "Edge damping: one sketch is stable just for H ≺ 2B + 2(1+β)/α, as largest factor on H"
     yield prediction(statement, "60 random H and sketches, momentum through P and on the update", stale_trials(), 1e-5)
@@ -128,7 +128,7 @@ def multiplied_step(
     return edge_step(factor * hessian, sketch, lr, momentum, order)
 
 
-def drift() -> Iterator[Row]:
+def drift() -> Iterator[Statement]:
     """Check by how much a Hessian may grow after an exact sketch, and how residuals tell."""
     statement = "Drift: an exact sketch stays stable while H ⪯ Hᵣ + δI, δ < 2(1+β)/α − λₖ₊₁, as largest stable δ"
     source = generator(51)
@@ -185,7 +185,7 @@ def mixed_residual(source: torch.Generator) -> tuple[float, float]:
     return float(residuals.square().sum()), 3 * float(products.square().sum(dim=0).mean())
 
 
-def noise() -> Iterator[Row]:
+def noise() -> Iterator[Statement]:
     """Check the limits that batches of different curvature set, through the exact recursion of second moments."""
     spreads = torch.logspace(-3, 2, 11, dtype=torch.float64).tolist()
     trials = [(momentum, spread) for momentum in MOMENTA for spread in spreads]

@@ -18,7 +18,7 @@ from cao_lab.theory.problems import (
     orthonormal,
     uniform,
 )
-from cao_lab.theory.table import Pairs, Row, lower_bound, prediction, upper_bound
+from cao_lab.theory.table import Pairs, Statement, lower_bound, prediction, upper_bound
 
 Order = Literal["update", "gradient", "through"]
 """Momentum on the update, m ← βm + Pg; on the gradient, m ← βm + g and θ ← θ − αPm; through P, m ← P(βm + g)."""
@@ -71,7 +71,7 @@ def identity_like(matrix: Float[Tensor, "n n"]) -> Float[Tensor, "n n"]:
     return torch.eye(len(matrix), dtype=matrix.dtype)
 
 
-def rows() -> Iterator[Row]:
+def rows() -> Iterator[Statement]:
     """Check what momentum through P guarantees, for sketches that change and for one that stays."""
     yield from any_sketches()
     yield from one_sketch()
@@ -92,7 +92,7 @@ def random_sketch(source: torch.Generator, n: int) -> Float[Tensor, "n n"]:
     return (vectors * values) @ vectors.T
 
 
-def any_sketches() -> Iterator[Row]:
+def any_sketches() -> Iterator[Statement]:
     """Check on functions that are not convex what holds whatever the sketches are."""
     statement = "Momentum through P: f + αβ‖m‖²/2 falls by ≥ αm⁺ᵀ((1−β)I + B/η − αH/2)m⁺, any sketches"
     problem = "12 cosine mixtures, a random sketch at every step, β = 0.5, 0.9 or 0.99, 100 steps"
@@ -139,7 +139,7 @@ def stationarity_with_momentum(seed: int, steps: int = 100) -> tuple[float, floa
     return 2 * (1 + captured + momentum**2) * gap / (lr * steps * slack), total
 
 
-def one_sketch() -> Iterator[Row]:
+def one_sketch() -> Iterator[Statement]:
     """Check the exact range of a sketch that stays, right or wrong."""
     trials = list(fixed_sketches())
     statement = "Momentum through P, one sketch, exact or wrong: stable just for H ≺ (2/α)((1+β)I + B/η), as largest α"

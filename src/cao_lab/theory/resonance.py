@@ -17,7 +17,7 @@ from cao_lab.theory.momentum import (
     unit_preconditioner,
 )
 from cao_lab.theory.problems import generator, uniform
-from cao_lab.theory.table import Pairs, Row, lower_bound, prediction, upper_bound
+from cao_lab.theory.table import Pairs, Statement, lower_bound, prediction, upper_bound
 
 
 def dwell_time(momentum: float, slow: float, fast: float) -> float:
@@ -37,14 +37,14 @@ def growth(segments: Sequence[tuple[Float[Tensor, "n n"], int]]) -> float:
     return math.pow(radius(product), 1 / sum(count for _, count in segments))
 
 
-def rows() -> Iterator[Row]:
+def rows() -> Iterator[Statement]:
     """Check the counterexample, the dwell time, and how much of the rate each order bears."""
     yield from alternating_axes()
     yield from dwelling()
     yield from captured_in_turns()
 
 
-def alternating_axes() -> Iterator[Row]:
+def alternating_axes() -> Iterator[Statement]:
     """Show that two exact sketches in turns diverge with momentum on the update, and what does not."""
     problem = "H = I, k = 1, λ/η = 100, β = 0.9, the sketch turns every 5 steps, 30 % of 2(1+β)/L"
     statement = "Momentum on the update: growth per step ≥ 1 below the rate that k = 0 bears"
@@ -76,7 +76,7 @@ def reversed_growth() -> Pairs:
         yield growth(forth), growth(back)
 
 
-def dwelling() -> Iterator[Row]:
+def dwelling() -> Iterator[Statement]:
     """Check the dwell time against all pairs of stays."""
     statement = (
         "Dwell time: stays longer than (artanh τ_c − artanh τ_u)/ln(1/β) are stable, as longest mean stay that grows"
@@ -124,7 +124,7 @@ def matrix_powers(matrix: Float[Tensor, "n n"], most: int) -> Float[Tensor, "mos
     return torch.stack(powers)
 
 
-def captured_in_turns() -> Iterator[Row]:
+def captured_in_turns() -> Iterator[Statement]:
     """Measure how much of the rate of k = 0 a direction bears that is captured in turns; nothing is proved of that."""
     statement = "Captured in turns: part of 2(1+β)/λ that is stable, momentum through P against on the update"
     for ratio, name in ((10.0, "λ/η = 10"), (100.0, "λ/η = 100"), (None, "η = 1/α against (1+β)/α")):

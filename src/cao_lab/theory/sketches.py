@@ -21,7 +21,7 @@ from cao_lab.theory.problems import (
     orthonormal,
     uniform,
 )
-from cao_lab.theory.table import Pairs, Row, lower_bound, upper_bound
+from cao_lab.theory.table import Pairs, Statement, lower_bound, upper_bound
 
 TRIALS = 200
 
@@ -58,7 +58,7 @@ def relative_sharpness(hessian: Float[Tensor, "n n"], P: Float[Tensor, "n n"]) -
     return largest_eigenvalue(factor.T @ hessian @ factor)
 
 
-def rows() -> Iterator[Row]:
+def rows() -> Iterator[Statement]:
     """Check what a wrong sketch costs."""
     statement = "Any sketch: λmax(P̂^½HP̂^½) ≤ L/η, never worse than k = 0"
     yield upper_bound(statement, f"{TRIALS} random H of both signs, unrelated sketch", unrelated())
@@ -134,7 +134,7 @@ def sharp_noise() -> tuple[float, float]:
     return sketch_trial(hessian, hessian - error, 1, 0.3)
 
 
-def tilted() -> Iterator[Row]:
+def tilted() -> Iterator[Statement]:
     """Check the bound for a sketch off by an angle, and its lower companion for k = 1."""
     statement = "Tilted sketch: … ≤ max(λ₁(cos²θ/(λ̂ₖ+η) + sin²θ/η), λₖ₊₁/η) + √(λ₁λₖ₊₁) sin θ λ̂₁/(η(λ̂₁+η))"
     trials = [tilted_trial(generator(1000 + seed)) for seed in range(TRIALS)]
@@ -202,7 +202,7 @@ def residual_damping(pairs: Eigenpairs) -> float:
     return float(pairs.values.abs().min() + pairs.residuals.norm())
 
 
-def automatic_damping() -> Iterator[Row]:
+def automatic_damping() -> Iterator[Statement]:
     """Show that η = λ̂ₖ of unconverged pairs is no damping, and check the one that adds their residuals."""
     hessian = torch.diag(torch.tensor([100.0, 99.0, 0.0, 0.0], dtype=torch.float64))
     start = torch.tensor([[1.0, 0.0], [0.0, 0.1], [0.0, 1.0], [0.0, 0.0]], dtype=torch.float64)

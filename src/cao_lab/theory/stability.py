@@ -20,7 +20,7 @@ from cao_lab.theory.problems import (
     random_spectra,
     uniform,
 )
-from cao_lab.theory.table import Pairs, Row, lower_bound, prediction, refutation, upper_bound
+from cao_lab.theory.table import Pairs, Statement, lower_bound, prediction, refutation, upper_bound
 
 STEPS = 150
 BISECTIONS = 7
@@ -50,7 +50,7 @@ def balanced_damping(spectrum: Float[Tensor, " n"], rank: int) -> float:
     return top * residual / (top - residual)
 
 
-def rows() -> Iterator[Row]:
+def rows() -> Iterator[Statement]:
     """Check the stable range on quadratics and on a network."""
     yield prediction(
         "Stable range: α < 2(1+β) min(1+η/λ₁, η/λₖ₊₁)",
@@ -116,7 +116,7 @@ def automatically_damped() -> Pairs:
             yield 1.0, relative_curvature(spectrum, rank, float(spectrum[rank - 1]))[1]
 
 
-def narrow_gap() -> Iterator[Row]:
+def narrow_gap() -> Iterator[Statement]:
     """Show a spectrum on which CAO's range of α is a fifth of SGD's, though its range of α/η is twice as wide."""
     spectrum, damping = torch.tensor([100.0, 50.0, 1.0], dtype=torch.float64), 0.1
     problem = "quadratic (100, 50, 1), k = 1, η = 0.1, CAO itself"
@@ -129,7 +129,7 @@ def narrow_gap() -> Iterator[Row]:
     yield prediction(statement, problem, [(widening(spectrum, 1, damping), measured / damping / sgd)], 0.02)
 
 
-def wide_gap() -> Iterator[Row]:
+def wide_gap() -> Iterator[Statement]:
     """Check a spectrum with one dominant direction, at and above the balanced damping, and with momentum."""
     spectrum = torch.tensor([100.0, 1.0, 0.5, 0.1], dtype=torch.float64)
     for damping in (balanced_damping(spectrum, 1), 10.0):
@@ -143,7 +143,7 @@ def wide_gap() -> Iterator[Row]:
     yield prediction("Stable range of α with momentum: × (1+β)", problem, [trial], 0.02)
 
 
-def digits_network() -> Iterator[Row]:
+def digits_network() -> Iterator[Statement]:
     """Compare the stable range around a minimum of a network with the prediction from its spectrum."""
     minimum = trained_network()
     for rank, damping, momentum in ((0, 0.1, 0.0), (1, 0.1, 0.0), (6, 0.1, 0.0), (6, 0.05, 0.9)):

@@ -14,7 +14,7 @@ from cao.linalg.columns import HERE, Eigenpairs
 from cao.sketch.damped import precondition
 from cao_lab.theory.network import RidgeNetwork
 from cao_lab.theory.problems import CosineMixture, eigenpairs, generator, normal
-from cao_lab.theory.table import Pairs, Row, prediction, refutation, upper_bound
+from cao_lab.theory.table import Pairs, Statement, prediction, refutation, upper_bound
 
 
 @dataclass(frozen=True)
@@ -79,14 +79,14 @@ def descend(
     return Descent(torch.stack(squares), function.value(start) - function.minimum, captured)
 
 
-def rows() -> Iterator[Row]:
+def rows() -> Iterator[Statement]:
     """Check the rate, the floor and the bias."""
     yield from exact_gradients()
     yield from noisy_gradients()
     yield from same_batch_sketch()
 
 
-def exact_gradients() -> Iterator[Row]:
+def exact_gradients() -> Iterator[Statement]:
     """Check the O(1/T) rate with its constant, and that c < 2 is needed."""
     functions = [CosineMixture.random(8, 24, generator(seed)) for seed in range(10)]
     runs = [descend(function, 1 / function.smoothness, 1000) for function in functions]
@@ -126,7 +126,7 @@ def smallest_at_the_limit() -> float:
     return min(squares)
 
 
-def noisy_gradients() -> Iterator[Row]:
+def noisy_gradients() -> Iterator[Statement]:
     """Check the noise floor: exactly on a parabola, where it is tight, and in the mean on a mixture."""
     steps, rate = 10**5, 0.5
     observed = mean_square_on_parabola(rate, steps)
@@ -152,7 +152,7 @@ def mean_square_on_parabola(rate: float, steps: int) -> float:
     return total / steps
 
 
-def relative_floor() -> Iterator[Row]:
+def relative_floor() -> Iterator[Statement]:
     """Show what of the floor is attained when Λ > 0, and that the one in the norm of P is tight for every Λ."""
     statement = "Proposition 1′: share of the floor that is attained, η/(Λ+η)"
     problem = "L = 10 outside the sketch, with the noise; Λ = 0.1 to 10 captured, without; η = 1, α = 0.1"
@@ -198,7 +198,7 @@ def noisy_mixture(steps: int, *, tuned: bool) -> tuple[float, float]:
     return bound, sum(mean_of(run, steps) for run in runs) / len(runs)
 
 
-def same_batch_sketch() -> Iterator[Row]:
+def same_batch_sketch() -> Iterator[Statement]:
     """Measure the bias of a sketch that shares its batch with the gradient, over all batches of a partition."""
     statement = "Same-batch bias: ‖E[P̂ĝ] − E[P̂]g‖ ≤ Λσ/(2η(Λ+η))"
     noise, top, damping = 2.0, 10.0, 0.1
@@ -251,7 +251,7 @@ def biased_trial(refresh_every: int) -> tuple[float, float]:
     return progress + noise + top**2 / (2 * refresh_every * damping**2), total / steps
 
 
-def biased_limit() -> Iterator[Row]:
+def biased_limit() -> Iterator[Statement]:
     """Show that with a refresh at every step the bias alone keeps the gradient from vanishing, however small α is.
 
     The batches are x and Λx²/2 − x, each with probability ½; the mean iterate tends to −1/η. Their gradients differ

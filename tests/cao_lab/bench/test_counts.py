@@ -12,14 +12,14 @@ from cao_lab.bench.memory import peak_bytes
 from cao_lab.bench.memory_case import train
 from cao_lab.bench.rows import Estimate, Row, estimate
 from cao_lab.bench.sizes import FULL
-from cao_lab.bench.task import CURVATURES, Task, random_task
+from cao_lab.bench.task import CURVATURES, BatchTask, random_task
 from cao_lab.bench.timing import always, interleaved, ratio
 
 
 def small_task():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
-    return Task(model, torch.randn(20, 6), torch.randint(3, (20,)), parts=2)
+    return BatchTask(model, torch.randn(20, 6), torch.randint(3, (20,)), parts=2)
 
 
 def count_forwards(model):

@@ -7,8 +7,8 @@ import pytest
 from cao_lab.log.records import Sweep, SweepRecord
 from cao_lab.reporting.robust import (
     ARROW,
-    contests,
-    contests_table,
+    duels,
+    duels_table,
     edge_figure,
     effort_figure,
     goals_table,
@@ -34,55 +34,55 @@ def sweep(seed, ours, theirs, problem="mlp", kind="full"):
 
 
 @pytest.fixture
-def contest():
+def duel():
     theirs = [(4.0, 3.0, 2.0), (4.0, 2.0, 1.0), (4.0, 40.0, math.nan)]
     ours = [(4.0, 3.0, 2.0), (4.0, 1.0, 0.5), (4.0, 2.0, 1.05)]
-    (found,) = contests([sweep(1, ours, theirs), sweep(2, ours, theirs)])
+    (found,) = duels([sweep(1, ours, theirs), sweep(2, ours, theirs)])
     return found
 
 
-def test_the_base_at_its_best_rate_is_the_measure(contest):
-    assert contest.best.lr == 1.0
-    assert contest.loss_ratio == pytest.approx(0.5)
-    assert contest.time_ratio == pytest.approx(1.5)
+def test_the_base_at_its_best_rate_is_the_measure(duel):
+    assert duel.best.lr == 1.0
+    assert duel.loss_ratio == pytest.approx(0.5)
+    assert duel.time_ratio == pytest.approx(1.5)
 
 
-def test_a_rate_works_within_ten_percent_of_the_bases_best(contest):
-    assert contest.works(contest.base) == 1
-    assert contest.works(contest.ours) == 2
-    assert contest.width_ratio == 2
+def test_a_rate_works_within_ten_percent_of_the_bases_best(duel):
+    assert duel.works(duel.base) == 1
+    assert duel.works(duel.ours) == 2
+    assert duel.width_ratio == 2
 
 
-def test_steps_are_counted_to_the_bases_best_loss(contest):
-    assert contest.step_ratio == pytest.approx(1 / 2)
+def test_steps_are_counted_to_the_bases_best_loss(duel):
+    assert duel.step_ratio == pytest.approx(1 / 2)
 
 
-def test_a_run_above_its_first_loss_or_without_a_number_has_diverged(contest):
-    assert [rate.diverged for rate in contest.base] == [0, 0, 2]
-    assert contest.base[-1].final == math.inf
+def test_a_run_above_its_first_loss_or_without_a_number_has_diverged(duel):
+    assert [rate.diverged for rate in duel.base] == [0, 0, 2]
+    assert duel.base[-1].final == math.inf
 
 
 def test_one_seed_that_diverges_spoils_its_rate():
     good, bad = (4.0, 2.0, 1.0), (4.0, 5.0, 6.0)
-    (found,) = contests([sweep(1, [good] * 3, [good] * 3), sweep(2, [good, good, bad], [good] * 3)])
+    (found,) = duels([sweep(1, [good] * 3, [good] * 3), sweep(2, [good, good, bad], [good] * 3)])
     assert [rate.diverged for rate in found.ours] == [0, 0, 1]
     assert found.width_ratio == pytest.approx(2 / 3)
 
 
-def test_the_tables_have_every_goal_and_every_problem_and_the_figure_a_panel_each(contest):
-    small = contests([sweep(1, [(4.0, 2.0, 1.0)] * 3, [(4.0, 2.0, 1.0)] * 3, "lstm", "mini")])
-    goals = goals_table([contest, *small])
+def test_the_tables_have_every_goal_and_every_problem_and_the_figure_a_panel_each(duel):
+    small = duels([sweep(1, [(4.0, 2.0, 1.0)] * 3, [(4.0, 2.0, 1.0)] * 3, "lstm", "mini")])
+    goals = goals_table([duel, *small])
     assert list(goals.cells["measured"]) == ["1", "0.75", "1.5", "1", "0", "0.5", "1.5"]
     assert list(goals.cells["reached"]) == ["yes", "yes", "no", "yes", "yes", "yes", "no"]
-    assert list(contests_table([contest, *small]).cells["problem"]) == ["mlp", "lstm"]
-    assert [axes.get_title(loc="left") for axes in rates_figure([contest, *small]).axes] == [
+    assert list(duels_table([duel, *small]).cells["problem"]) == ["mlp", "lstm"]
+    assert [axes.get_title(loc="left") for axes in rates_figure([duel, *small]).axes] == [
         "mlp (full batch)",
         "lstm (mini batch)",
     ]
 
 
-def test_a_rate_that_diverged_has_an_arrow_at_the_upper_edge_in_its_methods_colour(contest):
-    (axes,) = rates_figure([contest]).axes
+def test_a_rate_that_diverged_has_an_arrow_at_the_upper_edge_in_its_methods_colour(duel):
+    (axes,) = rates_figure([duel]).axes
     curves = {line.get_label(): line for line in axes.lines}
     (arrow,) = (line for line in axes.lines if line.get_marker() == ARROW["marker"] and len(line.get_xdata()))
     assert list(arrow.get_xdata()) == [10.0]
@@ -91,8 +91,8 @@ def test_a_rate_that_diverged_has_an_arrow_at_the_upper_edge_in_its_methods_colo
     assert 0.9 < height < 1
 
 
-def test_the_legend_names_the_line_of_the_start_and_the_arrow(contest):
-    figure = rates_figure([contest])
+def test_the_legend_names_the_line_of_the_start_and_the_arrow(duel):
+    figure = rates_figure([duel])
     (axes,) = figure.axes
     (start,) = (line for line in axes.lines if line.get_label() == "loss before the first step")
     assert set(start.get_ydata()) == {4.0}
@@ -109,7 +109,7 @@ def test_the_figure_of_the_rules_shows_what_was_captured_and_what_it_cost():
         ]
         return Sweep("finished", "robust", "mlp", "sweep", seed, None, "full", 10, tuple(records))
 
-    found = contests([with_effort(1, 2, 1), with_effort(2, 4, 3)])
+    found = duels([with_effort(1, 2, 1), with_effort(2, 4, 3)])
     captured, products, *_ = effort_figure(found).axes
     assert list(captured.lines[0].get_ydata()) == [3.0]
     assert list(products.lines[0].get_ydata()) == [2.0]

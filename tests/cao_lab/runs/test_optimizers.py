@@ -8,7 +8,6 @@ from torch import nn
 from cao import CAO, Eigenpairs, Hessian
 from cao_lab.config import ConfigError
 from cao_lab.optimizer_config import optimizer_configs
-from cao_lab.runs.method import clip_with_decay
 from cao_lab.runs.methods.cao import CAOConfig, CAODefaultsConfig
 from cao_lab.runs.methods.first_order import (
     AdaHessianConfig,
@@ -20,6 +19,7 @@ from cao_lab.runs.methods.first_order import (
 )
 from cao_lab.runs.methods.lbfgs import LBFGSConfig
 from cao_lab.runs.refresh import control
+from cao_lab.runs.stepper import clip_with_decay
 
 
 class Quadratic(nn.Module):

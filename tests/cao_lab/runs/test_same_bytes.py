@@ -36,13 +36,13 @@ def write_small_cifar(folder):
 def fingerprint(config, dataset, monkeypatch):
     """Train, and return a digest of every byte that reached the model in training."""
     digest = hashlib.sha256()
-    original = training_module.Objective
+    original = training_module.BatchLoss
 
-    def objective(problem, inputs, targets, *others):
+    def batch_loss(task, inputs, targets, *others):
         digest.update(inputs.numpy().tobytes() + targets.numpy().tobytes())
-        return original(problem, inputs, targets, *others)
+        return original(task, inputs, targets, *others)
 
-    monkeypatch.setattr(training_module, "Objective", objective)
+    monkeypatch.setattr(training_module, "BatchLoss", batch_loss)
     list(Training(config, dataset).epochs())
     return digest.hexdigest()
 

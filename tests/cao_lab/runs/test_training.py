@@ -6,15 +6,15 @@ import torch
 from small_cifar import write_small_cifar
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import cao_lab.runs.objective as objective_module
+import cao_lab.runs.loss as loss_module
 import cao_lab.runs.training as training_module
 from cao_lab.config import RunConfig
 from cao_lab.optimizer_config import optimizer_configs
 from cao_lab.runs import checkpoint
+from cao_lab.runs.loss import BatchLoss, TrainingTask
 from cao_lab.runs.methods.cao import CAOConfig
 from cao_lab.runs.methods.first_order import AdaHessianConfig, AdamConfig, SGDConfig
 from cao_lab.runs.methods.lbfgs import LBFGSConfig
-from cao_lab.runs.objective import Objective, Problem
 from cao_lab.runs.training import Training, rate_factor
 from cao_lab.tasks.data import batches, load
 from cao_lab.tasks.problems import build_model
@@ -172,8 +172,8 @@ def test_hessian_over_more_samples_is_taken_in_parts(digits):
 
 @pytest.mark.parametrize(("samples", "sizes"), [(128, [32] * 4), (130, [26] * 5), (20, [20])])
 def test_no_part_has_more_samples_than_asked_for(digits, samples, sizes):
-    problem = Problem(config(CAOConfig(), curvature_samples=samples, curvature_part=32), digits, torch.device("cpu"))
-    objective = Objective(problem, digits.train_inputs[:8].float(), digits.train_targets[:8], step=0)
+    task = TrainingTask(config(CAOConfig(), curvature_samples=samples, curvature_part=32), digits, torch.device("cpu"))
+    objective = BatchLoss(task, digits.train_inputs[:8].float(), digits.train_targets[:8], step=0)
     assert [len(inputs) for inputs, _ in objective._parts()] == sizes
 
 
@@ -186,17 +186,17 @@ def test_the_layout_of_images_changes_nothing_but_speed(curvature, tmp_path, mon
     config = RunConfig(optimizer, "cifar10", "resnet18", 0, 1, width=8, batch_size=10, precision="fp64")
     config = replace(config, curvature=curvature)
     layouts = []
-    last = objective_module.channels_last
+    last = loss_module.channels_last
 
     def noted(inputs, model):
         layouts.append(last(inputs, model).is_contiguous(memory_format=torch.channels_last))
         return last(inputs, model)
 
-    monkeypatch.setattr(objective_module, "channels_last", noted)
+    monkeypatch.setattr(loss_module, "channels_last", noted)
     records = list(train(config, images))
     assert layouts
     assert all(layouts)
-    for module in (training_module, objective_module):
+    for module in (training_module, loss_module):
         monkeypatch.setattr(module, "channels_last", lambda inputs, _: inputs)
     for record, plain in zip(records, train(config, images), strict=True):
         assert (record.train_loss, record.test_loss) == pytest.approx((plain.train_loss, plain.test_loss), rel=1e-8)

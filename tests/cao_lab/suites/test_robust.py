@@ -4,9 +4,9 @@ from cao_lab.config import Execution
 from cao_lab.log.header import read_sweeps
 from cao_lab.suites import robust
 from cao_lab.suites.robust import SweepRun, list_robust, run_robust
-from cao_lab.sweeps.problems import PROBLEMS, Problem, regression
+from cao_lab.sweeps.problems import PROBLEMS, Recipe, regression
 
-SHORT = SweepRun(Problem("linear-regression", "full", None, 10, regression), 1)
+SHORT = SweepRun(Recipe("linear-regression", "full", None, 10, regression), 1)
 WITHOUT_DATA = SweepRun(PROBLEMS[-1], 1)
 
 

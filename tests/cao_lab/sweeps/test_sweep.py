@@ -11,10 +11,10 @@ from torch.optim import SGD
 from cao_lab.log.header import read_header, read_sweep, read_sweeps
 from cao_lab.log.records import LogError
 from cao_lab.sweeps import sweep
-from cao_lab.sweeps.problems import PROBLEMS, Problem, regression
+from cao_lab.sweeps.problems import PROBLEMS, Recipe, regression
 from cao_lab.sweeps.sweep import METHODS, carry_out, half_decades, train
 
-SHORT = Problem("linear-regression", "full", None, 20, regression)
+SHORT = Recipe("linear-regression", "full", None, 20, regression)
 
 
 @pytest.mark.parametrize("problem", [p for p in PROBLEMS if p.name != "resnet"], ids=lambda problem: problem.name)

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from torch import nn
 
     from cao import CAO
-    from cao_lab.runs.method import Method, Objective, OnRefresh
+    from cao_lab.runs.loss import BatchLoss
+    from cao_lab.runs.stepper import OnRefresh, Stepper
 
 # Products for the log at each refresh: the first eigenvalues that the sketch does not capture.
 PRODUCTS_FOR_THE_LOG = 6
@@ -68,28 +69,28 @@ class CAOConfig(Settings):
 
     always_in_label: ClassVar[tuple[str, ...]] = ("rank",)
 
-    def build(self, model: "nn.Module", seed: int) -> "Method":
+    def build(self, model: "nn.Module", seed: int) -> "Stepper":
         """Build CAO, which is refreshed with the matrix that the run's config names."""
         from cao import CAO
         from cao.linalg.eigensolvers import eigensolver_for
-        from cao_lab.runs.method import trainable
         from cao_lab.runs.refresh import counted, has_fresh_sketch, loss_with_a_look, refresh
+        from cao_lab.runs.stepper import trainable
 
         params = trainable(model)
         size = sum(p.numel() for p in params)
         if self.rank > size:
             raise ConfigError(f"rank must not exceed the number of parameters, got {self.rank} for {size}")
         settings = {key: value for key, value in asdict(self).items() if key not in UNKNOWN_TO_CAO}
-        # The objective's curvature is that of all processes already.
+        # The loss's curvature is that of all processes already.
         if self.tolerance is not None:
             settings["eigensolver"] = eigensolver_for(self.eigensolver, self.power_iterations, self.tolerance)
         optimizer = CAO(params, seed=seed, process_group=False, **settings)
         self._warm_up(optimizer)
 
-        def step(objective: "Objective", on_refresh: "OnRefresh") -> None:
+        def step(batch_loss: "BatchLoss", on_refresh: "OnRefresh") -> None:
             optimizer.zero_grad()
             loss_with_a_look(
-                optimizer, objective, lambda operator: refresh(optimizer, operator, self, on_refresh)
+                optimizer, batch_loss, lambda operator: refresh(optimizer, operator, self, on_refresh)
             ).backward()
             optimizer.step()
             self._warm_up(optimizer)
@@ -120,10 +121,10 @@ class CAODefaultsConfig(SGDConfig):
     refresh_every: int | None = None
     """Steps from one sketch to the next; None lets the rules decide."""
 
-    def build(self, model: "nn.Module", seed: int) -> "Method":
+    def build(self, model: "nn.Module", seed: int) -> "Stepper":
         """Build CAO over SGD, its gradients clipped as SGD's are."""
         from cao import CAO
-        from cao_lab.runs.method import trainable
+        from cao_lab.runs.stepper import trainable
 
         optimizer = CAO(
             trainable(model),
@@ -138,15 +139,15 @@ class CAODefaultsConfig(SGDConfig):
         return with_rules(optimizer, self.max_gradient_norm, self.weight_decay)
 
 
-def with_rules(optimizer: "CAO", max_gradient_norm: float | None, decay: float = 0.0) -> "Method":
+def with_rules(optimizer: "CAO", max_gradient_norm: float | None, decay: float = 0.0) -> "Stepper":
     """Return the method that lets CAO look at the curvature when its rules ask, and clips its base's gradient."""
-    from cao_lab.runs.method import clip_gradients
     from cao_lab.runs.refresh import counted, has_fresh_sketch, loss_with_a_look, refresh_by_rule
+    from cao_lab.runs.stepper import clip_gradients
 
-    def step(objective: "Objective", on_refresh: "OnRefresh") -> None:
+    def step(batch_loss: "BatchLoss", on_refresh: "OnRefresh") -> None:
         optimizer.zero_grad()
         loss_with_a_look(
-            optimizer, objective, lambda operator: refresh_by_rule(optimizer, operator, on_refresh)
+            optimizer, batch_loss, lambda operator: refresh_by_rule(optimizer, operator, on_refresh)
         ).backward()
         clip_gradients(optimizer, max_gradient_norm, decay)
         optimizer.step()

@@ -14,7 +14,8 @@ from cao_lab.runs.settings import Settings
 if TYPE_CHECKING:
     from torch import nn
 
-    from cao_lab.runs.method import Method, Objective, OnRefresh
+    from cao_lab.runs.loss import BatchLoss
+    from cao_lab.runs.stepper import OnRefresh, Stepper
 
 
 @dataclass(frozen=True)
@@ -28,9 +29,9 @@ class FirstOrder(Settings):
     is_decay_decoupled: ClassVar[bool] = False
     """Whether the weight decay is no part of the gradient that is clipped."""
 
-    def build(self, model: "nn.Module", seed: int) -> "Method":
+    def build(self, model: "nn.Module", seed: int) -> "Stepper":
         """Build the class with the settings as its arguments."""
-        from cao_lab.runs.method import first_order, optimizer_class, trainable
+        from cao_lab.runs.stepper import first_order, optimizer_class, trainable
 
         settings = dict(vars(self))
         clip, decay = settings.pop("max_gradient_norm", None), settings["weight_decay"]
@@ -195,9 +196,9 @@ class MuonConfig(Settings):
     adamw_lr: float = ADAM_LR
     """Learning rate of the first and last layer, gains and biases."""
 
-    def build(self, model: "nn.Module", seed: int) -> "Method":
+    def build(self, model: "nn.Module", seed: int) -> "Stepper":
         """Build pytorch_optimizer's Muon, which is told which weights are hidden."""
-        from cao_lab.runs.method import first_order, optimizer_class, trainable
+        from cao_lab.runs.stepper import first_order, optimizer_class, trainable
 
         params = trainable(model)
         matrices = [p for p in params if p.ndim >= 2]
@@ -233,11 +234,11 @@ class AdaHessianConfig(Settings):
     at_least_one: ClassVar[tuple[str, ...]] = ("update_every",)
     can_be_shared: ClassVar[bool] = False
 
-    def build(self, model: "nn.Module", seed: int) -> "Method":
+    def build(self, model: "nn.Module", seed: int) -> "Stepper":
         """Build pytorch_optimizer's AdaHessian, which takes its products from the graph of the gradients."""
         from torch.autograd import grad
 
-        from cao_lab.runs.method import Method, optimizer_class, trainable
+        from cao_lab.runs.stepper import Stepper, optimizer_class, trainable
 
         optimizer = optimizer_class("pytorch_optimizer:AdaHessian")(
             trainable(model),
@@ -247,9 +248,9 @@ class AdaHessianConfig(Settings):
             update_period=self.update_every,
         )
 
-        def step(objective: "Objective", _: "OnRefresh") -> None:
+        def step(batch_loss: "BatchLoss", _: "OnRefresh") -> None:
             params = optimizer.param_groups[0]["params"]
-            gradients = grad(objective(is_differentiated_twice=True), params, create_graph=True)
+            gradients = grad(batch_loss(is_differentiated_twice=True), params, create_graph=True)
             for param, gradient in zip(params, gradients, strict=True):
                 param.grad = gradient
             optimizer.step()
@@ -260,7 +261,7 @@ class AdaHessianConfig(Settings):
             steps: int = optimizer.param_groups[0].get("step", 0)
             return -(-steps // self.update_every)
 
-        return Method(optimizer, step, hessian_products=products)
+        return Stepper(optimizer, step, hessian_products=products)
 
     def gradients_per_step(self, product: float) -> float:
         """Return a gradient and the share of a product."""

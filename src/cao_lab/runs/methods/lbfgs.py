@@ -12,7 +12,8 @@ from cao_lab.runs.settings import Settings
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from cao_lab.runs.method import Method, Objective, OnRefresh
+    from cao_lab.runs.loss import BatchLoss
+    from cao_lab.runs.stepper import OnRefresh, Stepper
 
 # What an iteration takes in the mean, the line search included.
 GRADIENTS_PER_ITERATION = 1.25
@@ -35,11 +36,11 @@ class LBFGSConfig(Settings):
     needs_full_batch: ClassVar[bool] = True
     at_least_one: ClassVar[tuple[str, ...]] = ("max_iterations", "history")
 
-    def build(self, model: "nn.Module", seed: int) -> "Method":
-        """Build torch's L-BFGS, which takes as many gradients as it needs from each objective."""
+    def build(self, model: "nn.Module", seed: int) -> "Stepper":
+        """Build torch's L-BFGS, which takes as many gradients as it needs from each batch."""
         from torch.optim import LBFGS
 
-        from cao_lab.runs.method import Method, trainable
+        from cao_lab.runs.stepper import Stepper, trainable
 
         optimizer = LBFGS(
             trainable(model),
@@ -51,16 +52,16 @@ class LBFGSConfig(Settings):
             line_search_fn="strong_wolfe" if self.line_search == "strong-wolfe" else None,
         )
 
-        def step(objective: "Objective", _: "OnRefresh") -> None:
+        def step(batch_loss: "BatchLoss", _: "OnRefresh") -> None:
             def closure() -> "Tensor":
                 optimizer.zero_grad()
-                loss = objective()
+                loss = batch_loss()
                 loss.backward()
-                return objective.value(loss)
+                return batch_loss.value(loss)
 
             optimizer.step(closure)
 
-        return Method(optimizer, step)
+        return Stepper(optimizer, step)
 
     def gradients_per_step(self, product: float) -> float:
         """Return the gradients of all iterations."""
@@ -80,24 +81,24 @@ class SketchedLBFGSConfig(Settings):
     needs_full_batch: ClassVar[bool] = True
     at_least_one: ClassVar[tuple[str, ...]] = ("max_iterations",)
 
-    def build(self, model: "nn.Module", seed: int) -> "Method":
+    def build(self, model: "nn.Module", seed: int) -> "Stepper":
         """Build SketchedLBFGS, whose source of curvature is the matrix that the run's config names."""
         from cao import SketchedLBFGS
-        from cao_lab.runs.method import Method, trainable
+        from cao_lab.runs.stepper import Stepper, trainable
 
         optimizer = SketchedLBFGS(trainable(model), lr=self.lr, max_iter=self.max_iterations, seed=seed)
 
-        def step(objective: "Objective", _: "OnRefresh") -> None:
+        def step(batch_loss: "BatchLoss", _: "OnRefresh") -> None:
             def closure() -> "Tensor":
                 optimizer.zero_grad()
-                loss = objective()
+                loss = batch_loss()
                 loss.backward()
-                return objective.value(loss)
+                return batch_loss.value(loss)
 
-            optimizer.source = objective.curvature(None)
+            optimizer.source = batch_loss.curvature(None)
             optimizer.step(closure)
 
-        return Method(optimizer, step, lambda: optimizer.status.products, lambda: optimizer.status.refreshes)
+        return Stepper(optimizer, step, lambda: optimizer.status.products, lambda: optimizer.status.refreshes)
 
     def gradients_per_step(self, product: float) -> float:
         """Return the gradients of all iterations; how much curvature they will take is not known beforehand."""

@@ -1,9 +1,9 @@
-"""An optimizer as the training loop sees it: a step on an objective, and what curvature it has used so far."""
+"""An optimizer as the training loop sees it: a step on the loss of a batch, and what curvature it has used so far."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pkgutil import resolve_name
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,28 +11,8 @@ from torch.optim import Optimizer
 
 from cao import Eigenpairs
 from cao.curvature.operators import ParameterOperator
+from cao_lab.runs.loss import BatchLoss
 from cao_lab.runs.settings import ConfigError
-
-
-class Objective(Protocol):
-    """The loss of a batch as optimizers see it."""
-
-    def __call__(self, *, is_differentiated_twice: bool = False) -> Tensor:
-        """Run the model and return the loss with its graph."""
-        ...
-
-    def value(self, loss: Tensor) -> Tensor:
-        """Return what a loss amounts to on the batch of all processes, for those that decide by it."""
-        ...
-
-    @property
-    def is_curvature_of_the_graph(self) -> bool:
-        """Whether the curvature is made from the graph of the loss."""
-        ...
-
-    def curvature(self, loss: Tensor | None) -> ParameterOperator:
-        """Return the matrix to sketch."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -48,11 +28,11 @@ OnRefresh = Callable[[Refreshed], None]
 
 
 @dataclass(frozen=True)
-class Method:
+class Stepper:
     """An optimizer, how it takes a step, and what curvature it has used so far."""
 
     optimizer: Optimizer
-    step: Callable[[Objective, OnRefresh], None]
+    step: Callable[[BatchLoss, OnRefresh], None]
     hessian_products: Callable[[], int] = lambda: 0
     refreshes: Callable[[], int] = lambda: 0
     tells_its_eigenvalues: Callable[[], bool] = lambda: False
@@ -64,16 +44,16 @@ def trainable(model: nn.Module) -> list[nn.Parameter]:
     return [p for p in model.parameters() if p.requires_grad]
 
 
-def first_order(optimizer: Optimizer, max_gradient_norm: float | None = None, decay: float = 0.0) -> Method:
+def first_order(optimizer: Optimizer, max_gradient_norm: float | None = None, decay: float = 0.0) -> Stepper:
     """Return the method whose step is a gradient, a clip and an update."""
 
-    def step(objective: Objective, _: OnRefresh) -> None:
+    def step(batch_loss: BatchLoss, _: OnRefresh) -> None:
         optimizer.zero_grad()
-        objective().backward()
+        batch_loss().backward()
         clip_gradients(optimizer, max_gradient_norm, decay)
         optimizer.step()
 
-    return Method(optimizer, step)
+    return Stepper(optimizer, step)
 
 
 def clip_gradients(optimizer: Optimizer, max_norm: float | None, decay: float) -> None:

@@ -16,7 +16,7 @@ from cao_lab.tasks.data import Batch, Dataset, curvature_batch
 from cao_lab.tasks.problems import build_model, channels_last, dataset_for, loss_function, regularizer
 
 
-class Problem:
+class TrainingTask:
     """A model, its data and its loss, in the precision and on the device of the run."""
 
     def __init__(self, config: RunConfig, dataset: Dataset, device: torch.device, ranks: Ranks = ALONE) -> None:
@@ -55,14 +55,14 @@ class Problem:
 
 
 @dataclass
-class Objective:
+class BatchLoss:
     """The loss of one batch. Calling it is a forward pass; the first call is the one that the log tells of."""
 
-    problem: Problem
+    task: TrainingTask
     inputs: Tensor
     targets: Tensor
     step: int
-    on_first_loss: Callable[["Objective", Tensor], None] | None = None
+    on_first_loss: Callable[["BatchLoss", Tensor], None] | None = None
     weight: float = 1.0
     """What this process's share of the batch counts among those of all processes."""
     evaluations: int = 0
@@ -72,8 +72,8 @@ class Objective:
     def __call__(self, *, is_differentiated_twice: bool = False) -> Tensor:
         """Return the loss with its graph."""
         # Hessian products are slower with the channels last, so they use the default layout.
-        inputs = self.inputs if is_differentiated_twice else channels_last(self.inputs, self.problem.model)
-        loss, outputs = self.problem.loss(inputs, self.targets, self.weight)
+        inputs = self.inputs if is_differentiated_twice else channels_last(self.inputs, self.task.model)
+        loss, outputs = self.task.loss(inputs, self.targets, self.weight)
         self.evaluations += 1
         if self.evaluations == 1:
             self.first_loss, self.first_outputs = loss.detach(), outputs.detach()
@@ -83,41 +83,41 @@ class Objective:
 
     def value(self, loss: Tensor) -> Tensor:
         """Return what a loss amounts to on the batch of all processes."""
-        return self.problem.ranks.mean(loss.detach())
+        return self.task.ranks.mean(loss.detach())
 
     @property
     def is_curvature_of_the_graph(self) -> bool:
         """Whether the curvature is made from the graph of the training loss, and not from passes of its own."""
-        return self.problem.config.is_curvature_of_the_graph
+        return self.task.config.is_curvature_of_the_graph
 
     def curvature(self, loss: Tensor | None) -> ParameterOperator:
         """Return the matrix that the run's config names, as a mean over all processes."""
-        return self.problem.ranks.mean_operator(self._own_curvature(loss))
+        return self.task.ranks.mean_operator(self._own_curvature(loss))
 
     def _own_curvature(self, loss: Tensor | None) -> ParameterOperator:
         """Return the matrix of this process's share: of the loss, or of another sample taken in parts."""
-        config, problem = self.problem.config, self.problem
+        config, task = self.task.config, self.task
         if loss is not None and self.is_curvature_of_the_graph:
-            return curvature_of_graph(loss, problem.params)
+            return curvature_of_graph(loss, task.params)
         parts = list(self._parts())
         if config.curvature == "gauss-newton":
-            parts = [(channels_last(inputs, problem.model), targets) for inputs, targets in parts]
-        sampled = SampledLoss(problem.model, self._weighted_loss, parts, config.l2, problem.autocast)
+            parts = [(channels_last(inputs, task.model), targets) for inputs, targets in parts]
+        sampled = SampledLoss(task.model, self._weighted_loss, parts, config.l2, task.autocast)
         return sampled.curvature(config.curvature)
 
     def _weighted_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        loss = self.problem.loss_of_outputs(outputs, targets)
-        is_of_the_batch = self.problem.config.curvature_samples is None
+        loss = self.task.loss_of_outputs(outputs, targets)
+        is_of_the_batch = self.task.config.curvature_samples is None
         return loss * self.weight if is_of_the_batch and self.weight != 1 else loss
 
     def _parts(self) -> Iterator[Batch]:
-        config, problem = self.problem.config, self.problem
+        config, task = self.task.config, self.task
         if config.curvature_samples is None:
             yield self.inputs, self.targets
             return
-        samples, share = config.curvature_samples, problem.ranks.share
-        batch = curvature_batch(problem.dataset, samples, seed=config.seed, step=self.step, share=share)
-        inputs, targets = problem.cast(batch)
+        samples, share = config.curvature_samples, task.ranks.share
+        batch = curvature_batch(task.dataset, samples, seed=config.seed, step=self.step, share=share)
+        inputs, targets = task.cast(batch)
         # Parts of equal size, so that the mean over parts is the mean over samples.
         parts = math.ceil(len(targets) / config.curvature_part)
         size = len(targets) // parts
