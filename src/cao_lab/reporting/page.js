@@ -255,9 +255,18 @@
     return true;
   }
 
+  // What a link leads to may be folded, or within something that is.
+  function reveal(hash) {
+    const target = hash.length > 1 && document.getElementById(decodeURIComponent(hash.slice(1)));
+    if (!target) return;
+    for (let one = target; one; one = one.parentElement) if (one.tagName === "DETAILS") one.open = true;
+    target.scrollIntoView();
+  }
+
   function start() {
+    reveal(location.hash);
     if (!data.settings.length) { element("curves").hidden = element("curvature").hidden = true; return; }
-    fill("setting", data.settings.map((one, at) => [at, `${one.suite} · ${one.task}`]), 0);
+    fill("setting", data.settings.map((one, at) => [at, one.title]), 0);
     element("setting").addEventListener("change", (event) => choose(Number(event.target.value)));
     ["quantity", "unit", "log", "single"].forEach((id) => element(id).addEventListener("change", drawCurves));
     element("baseline").addEventListener("change", drawTimes);
@@ -271,7 +280,7 @@
     addEventListener("beforeprint", () => document.querySelectorAll("details:not([open])").forEach((one) => { one.open = true; one.dataset.printed = ""; }));
     addEventListener("afterprint", () => document.querySelectorAll("details[data-printed]").forEach((one) => { one.open = false; delete one.dataset.printed; }));
     darkness.addEventListener("change", () => restoreView(element("link").hash));
-    addEventListener("hashchange", () => restoreView(location.hash));
+    addEventListener("hashchange", () => { reveal(location.hash); restoreView(location.hash); });
     const resized = new ResizeObserver((entries) => entries.forEach(({ target }) => { if (target.data) Plotly.Plots.resize(target); }));
     ["chart", "spectrum"].forEach((id) => resized.observe(element(id)));
     restoreView(location.hash) || choose(0);

@@ -8,7 +8,9 @@ from pathlib import Path
 from pandas import DataFrame
 from plotly.offline import get_plotlyjs
 
+from cao_lab.facts import suites_of
 from cao_lab.reporting.logreader import Logs
+from cao_lab.reporting.matrix import WORDS, Cell, matrix, task_title
 from cao_lab.reporting.page_data import page_data
 from cao_lab.reporting.setting import Setting
 from cao_lab.reporting.tabular import Table
@@ -22,19 +24,25 @@ BADGES = {
 }  # fmt: skip
 SILENT = (Verdict.UNTESTED, Verdict.UNTESTABLE)
 """Verdicts that say nothing of the claim, and stand last."""
-OPEN_TABLES = ("final-accuracy", "stable-range")
+PLURAL = {
+    Verdict.HOLDS: "hold", Verdict.FAILS: "do not hold", Verdict.RATE: "hold only because of the learning rate",
+    Verdict.TIE: "are a tie", Verdict.UNDECIDED: "are open",
+}  # fmt: skip
+"""What claims with a verdict do."""
 
 
 def page(logs: Logs, found: list[Setting], tables: list[Table], verdicts: DataFrame, figures: list[str]) -> str:
     """Return the page as one text of HTML."""
     pieces = {
         "summary": summary(logs, verdicts),
+        "matrix": matrix_section(verdicts),
         "audit": audit(verdicts),
         "tables": "".join(table_section(table) for table in tables),
         "beside": beside("theory", "Theory, checked numerically", logs.theory)
         + beside("bench", "Benchmarks", logs.bench),
         "missing": missing(logs.missing),
         "figures": figure_links(figures),
+        "pictures": pictures(figures),
         "runs": html_table(provenance(logs.runs), ["Suite", "Task"], code="Command"),
         "style": (HERE / "page.css").read_text(encoding="utf-8"),
         "data": page_data(found),
@@ -57,30 +65,80 @@ def page_without_runs(tables: list[Table], figures: list[str], sentences: Iterab
 
 
 def summary(logs: Logs, verdicts: DataFrame) -> str:
-    """Return what there is, in numbers: runs by state, tasks, verdicts."""
+    """Return what there is, in numbers, and the answer: what became of the paper's claims."""
     states = logs.runs["status"].value_counts().sort_index()
     told = ", ".join(f"{count} {state}" for state, count in states.items())
     tasks = logs.runs[["suite", "task"]].drop_duplicates()
-    facts = f"{len(logs.runs)} runs ({told}) of {len(tasks)} tasks in {tasks['suite'].nunique()} suites"
-    counts = verdicts.loc[verdicts["is_counted"], "verdict"].value_counts()
-    chips = "".join(
-        f'<li><a class="badge {BADGES[one]}" href="#audit">{one}: <b>{counts[one]}</b></a></li>'
-        for one in Verdict
-        if one in counts
+    facts = f"{len(logs.runs)} training runs ({told}) of {len(tasks)} tasks in {tasks['suite'].nunique()} suites."
+    return f'<p class="lead">{escape(answer(verdicts))}</p><p class="facts">{escape(facts)}</p>'
+
+
+def answer(verdicts: DataFrame) -> str:
+    """Return in two sentences whether the paper holds."""
+    claims, judged = verdicts["claim"].nunique(), verdicts[verdicts["verdict"].isin([str(one) for one in WORDS])]
+    if judged.empty:
+        return f"None of the paper's {claims} claims can be judged by these logs."
+    counts = judged.loc[judged["is_counted"], "verdict"].value_counts()
+    told = ", ".join(f"{counts[one]} {PLURAL[one]}" for one in WORDS if one in counts)
+    return (
+        f"Does the paper hold? Of its {claims} claims, these logs can say something about {judged['claim'].nunique()}. "
+        f"Counting each claim once per task, at one damping: {told or 'none'}."
     )
-    listed = f'<ul class="chips" aria-label="Verdicts, claim by claim and task by task">{chips}</ul>'
-    return f'<p class="facts">{escape(facts)}</p>{listed}'
+
+
+def matrix_section(verdicts: DataFrame) -> str:
+    """Return claims against tasks: a word a cell, in colour, that leads to the evidence."""
+    claims, columns = matrix(verdicts)
+    if not columns:
+        return ""
+    head = "".join(
+        f'<th scope="col">{escape(task_title(task))}<small>suite {escape(suite)}</small></th>'
+        for suite, task in columns
+    )
+    rows = []
+    for claim in claims:
+        cells = [matrix_cell(found.get(claim), task_title(task), anchor(claim)) for (_, task), found in columns.items()]
+        if any(claim in found for found in columns.values()):
+            title = f'<th scope="row"><a href="#{anchor(claim)}">{escape(capitalized(claim))}</a></th>'
+            rows.append(f"<tr>{title}{''.join(cells)}</tr>")
+    return (
+        f'<div class="scroll"><table class="matrix"><thead><tr><th scope="col">Claim</th>{head}</tr></thead>'
+        f"<tbody>{''.join(rows)}</tbody></table></div>"
+    )
+
+
+def matrix_cell(cell: Cell | None, task: str, target: str) -> str:
+    """Return what a task says of a claim, each part of it in a word."""
+    if cell is None:
+        return "<td></td>"
+    badges = [
+        f'<a class="badge {BADGES[verdict]}" href="#{target}" title="{escape(evidence)}">{escape(word)}'
+        f"{f' <small>{escape(part)}</small>' if part else ''}</a>"
+        for word, verdict, part, evidence in zip(cell.words, cell.verdicts, cell.parts, cell.evidence, strict=True)
+    ]
+    return f'<td data-label="{escape(task)}">{"".join(badges)}</td>'
+
+
+def capitalized(words: str) -> str:
+    """Return words with a capital at their beginning, and all others as they are."""
+    return words[:1].upper() + words[1:]
+
+
+def anchor(claim: str) -> str:
+    """Return the name of a claim's place on the page."""
+    return "claim-" + re.sub(r"\W+", "-", claim.lower())
 
 
 def audit(verdicts: DataFrame) -> str:
-    """Return the claims as cards: the statement, what each setting shows (untested ones last), and the rule."""
+    """Return the claims, folded: the statement, what each setting shows (untested ones last), and the rule."""
     cards = []
     for name, rows in verdicts.groupby("claim", sort=False):
         in_order = sorted(rows.to_dict("records"), key=lambda row: row["verdict"] in SILENT)
+        statement = escape(rows["statement"].iloc[0])
         cards.append(
-            f'<article class="claim"><h3>{escape(str(name).capitalize())}</h3>'
-            f"<p>{escape(rows['statement'].iloc[0])}</p><ul>{''.join(finding(row) for row in in_order)}</ul>"
-            f"<details><summary>The rule</summary><p>{escape(rows['rule'].iloc[0])}</p></details></article>"
+            f'<details class="claim"><summary><b>{escape(capitalized(str(name)))}</b> {statement}</summary>'
+            f'<div id="{anchor(str(name))}"><ul>{"".join(finding(row) for row in in_order)}</ul>'
+            f"<p><b>The rule.</b> {escape(rows['rule'].iloc[0])}</p></div></details>"
         )
     return "".join(cards)
 
@@ -90,19 +148,19 @@ def finding(row: dict[Hashable, str]) -> str:
     badge = BADGES[Verdict(row["verdict"])]
     return (
         f'<li class="{badge}"><span class="badge {badge}">{escape(row["verdict"])}</span>'
-        f'<span class="where">{escape(" · ".join(filter(None, (row["suite"], row["task"], row["part"]))))}</span>'
+        f'<span class="where">{escape(" · ".join(filter(None, (task_title(row["task"]), row["part"]))))}'
+        f" (suite {escape(row['suite'])})</span>"
         f'<span class="evidence">{escape(row["evidence"])}</span></li>'
     )
 
 
 def table_section(table: Table) -> str:
     """Return a table under its caption, folded if it is a long one."""
-    opened = " open" if table.name in OPEN_TABLES else ""
     links = ", ".join(f'<a href="tables/{table.name}.{kind}">{kind}</a>' for kind in ("md", "tex", "csv"))
     title = escape(table.name.replace("-", " ").capitalize())
     groups = [column for column in ("Suite", "Task") if column in table.cells and "Optimizer" in table.cells]
     return (
-        f'<details class="table" id="table-{table.name}"{opened}><summary>{title}</summary>'
+        f'<details class="table" id="table-{table.name}"><summary>{title}</summary>'
         f"<p>{escape(table.caption)} <small>({links})</small></p>{html_table(table.cells, groups)}</details>"
     )
 
@@ -115,13 +173,16 @@ def beside(name: str, title: str, frame: DataFrame) -> str:
         frame.notna(), "–"
     )
     cells.columns = [str(column).replace("_", " ").capitalize() for column in cells.columns]
-    return f'<section id="{name}"><h2>{title}</h2>{html_table(cells)}</section>'
+    return f'<details class="table" id="{name}"><summary>{title}</summary>{html_table(cells)}</details>'
 
 
 def missing(sentences: Iterable[str]) -> str:
     """Return the list of what is missing or broken."""
-    items = "".join(f"<li>{escape(sentence)}</li>" for sentence in sentences)
-    return f"<ul>{items}</ul>" if items else "<p>Nothing: every run came to its end, and every seed is there.</p>"
+    items = [f"<li>{escape(sentence)}</li>" for sentence in sentences]
+    if not items:
+        return "<p>Nothing is missing: every run came to its end, and every seed is there.</p>"
+    title = f"What is missing or broken: {len(items)} notes"
+    return f'<details class="table"><summary>{title}</summary><ul>{"".join(items)}</ul></details>'
 
 
 def figure_links(figures: list[str]) -> str:
@@ -133,6 +194,23 @@ def figure_links(figures: list[str]) -> str:
         for name in figures
     )
     return f"<ul>{items}</ul>"
+
+
+def pictures(figures: list[str]) -> str:
+    """Return the figures of suites that have no curves to choose from: solvers and sweeps over rates."""
+    shown = [name for name in figures if name.split("/", maxsplit=1)[0] in suites_of(["solvers", "rates"])]
+    items = "".join(
+        f'<details class="table"><summary>{escape(figure_title(name))}</summary><img src="figures/{escape(name)}.png"'
+        f' alt="{escape(figure_title(name))}" loading="lazy" width="100%"></details>'
+        for name in shown
+    )
+    return items or "<p>There are no logs of such suites.</p>"
+
+
+def figure_title(name: str) -> str:
+    """Return "Suite scientific: loss, seconds" for `scientific/loss-seconds`."""
+    suite, _, rest = name.partition("/")
+    return f"Suite {suite}: {rest.replace('-', ' ')}"
 
 
 def provenance(runs: DataFrame) -> DataFrame:

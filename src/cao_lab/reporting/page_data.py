@@ -11,6 +11,7 @@ from pandas import DataFrame, MultiIndex, Series
 from cao_lab.facts import method_info
 from cao_lab.reporting.analysis import CURVES, LARGEST_DRAWN, arrivals, gradient_cost, seed_band, undeclared_threshold
 from cao_lab.reporting.intervals import all_ratios
+from cao_lab.reporting.matrix import task_title
 from cao_lab.reporting.palette import in_order, strokes
 from cao_lab.reporting.rates import stability_edge
 from cao_lab.reporting.setting import Setting
@@ -63,6 +64,7 @@ def setting_data(setting: Setting) -> dict[str, Any]:
     return {
         "suite": setting.suite,
         "task": setting.task,
+        "title": f"{task_title(setting.task)} (suite {setting.suite})",
         "declared": stops.index(threshold),
         "isDeclared": declared is not None,
         "baseline": order.get(setting.labels.get("adam", ""), 0),

@@ -23,7 +23,8 @@ from cao_lab.facts import CURVATURES
 from cao_lab.reporting.analysis import ended_with_costs, first_epoch_below, time_to_threshold
 from cao_lab.reporting.claims import audit
 from cao_lab.reporting.logreader import Logs, load_logs
-from cao_lab.reporting.page import html_table, page
+from cao_lab.reporting.matrix import task_title
+from cao_lab.reporting.page import PLURAL, html_table, page
 from cao_lab.reporting.page_data import FEWEST_POINTS, POINTS, SYMBOLS, page_data
 from cao_lab.reporting.setting import settings
 from cao_lab.reporting.tables import make_tables
@@ -78,6 +79,41 @@ def test_everything_has_its_place(text: str) -> None:
     for piece in ("Lemma 1", "1.5", "cao train adam --seed 0", "0123abc", "torch 2.x", 'id="table-time-to-threshold"'):
         assert piece in text
     assert "<!--" not in text[: text.index("plotly.js v")]
+
+
+def test_the_matrix_shows_what_the_audit_found_and_leads_to_it(logs: Logs, text: str) -> None:
+    verdicts = audit(settings(logs))
+    body = text[text.index('<table class="matrix">') :]
+    body = body[: body.index("</table>")]
+    spoken = verdicts[~verdicts["verdict"].isin(["not tested here", "not testable here"])]
+    assert body.count('class="badge') == len(spoken) > 0
+    targets = set(re.findall(r'href="#(claim-[^"]+)"', body))
+    assert targets <= set(re.findall(r'<div id="(claim-[^"]+)"', text))
+    assert len(targets) == spoken["claim"].nunique()
+
+
+def test_the_answer_says_what_it_counts(logs: Logs, text: str) -> None:
+    verdicts = audit(settings(logs))
+    counts = verdicts.loc[verdicts["is_counted"], "verdict"].value_counts()
+    assert f"Of its {verdicts['claim'].nunique()} claims" in text
+    told = {verdict: re.search(rf"(\d+) {words}[,.]", text) for verdict, words in PLURAL.items()}
+    assert {str(verdict): int(found[1]) for verdict, found in told.items() if found} == {
+        verdict: count for verdict, count in counts.items() if not verdict.startswith("not ")
+    }
+    assert any(told.values())
+
+
+@pytest.mark.parametrize(
+    ("task", "title"),
+    [
+        ("cifar100-resnet18w8-n5000", "CIFAR-100, ResNet-18 of width 8, 5,000 images"),
+        ("cifar10-resnet34", "CIFAR-10, ResNet-34"),
+        ("digits-linear-full-l2=0.001", "Digits, linear model, full batch, penalty 0.001"),
+        ("my-own", "my-own"),
+    ],
+)
+def test_a_task_has_a_title_that_people_read(task: str, title: str) -> None:
+    assert task_title(task) == title
 
 
 def test_cells_are_escaped() -> None:
