@@ -107,13 +107,14 @@ def timed_tables(suite: str, runs: Sequence[SolveRun]) -> list[Table]:
             "95 % of the last two": row["intervals"],
             **{f"s to {goal:g}": short(row[f"s to {goal:g}"]) for goal in ERRORS},
             "wrong": str(row["wrong"]),
+            "stalled": str(row["stalled"]),
         }
         for row in rows
     ]
     caption = (
         "Ours over theirs after shares of the time, median over problems and seeds, with intervals if problems are "
         "drawn anew; below 1 ours is better. Then median seconds to relative L2 errors (never: in fewer than half of "
-        f"the runs), and how many runs end wrong, at an error above {WRONG}."
+        f"the runs), and how many runs end wrong, at an error above {WRONG}, or could not go on."
     )
     return [
         goals_table(suite, runs, IN_EQUAL_SECONDS),
@@ -140,6 +141,7 @@ def timed_row(label: str, runs: Sequence[SolveRun]) -> dict[str, Any]:
         "intervals": "; ".join(bounds) or "–",
         **{f"s to {goal:g}": median(seconds_until(run, goal) for run in own) for goal in ERRORS},
         "wrong": sum(map(is_wrong, own)),
+        "stalled": sum(map(is_stalled, own)),
     }
 
 
