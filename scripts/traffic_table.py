@@ -2,7 +2,7 @@
 
     python scripts/traffic_table.py
 
-prints the table of docs/scale.md, for a model of 10⁹ parameters. The tests hold the formulas to what is sent.
+prints the table of docs/scale-details.md, for a model of 10⁹ parameters. The tests hold the formulas to what is sent.
 """
 
 import math
