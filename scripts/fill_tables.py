@@ -26,9 +26,10 @@ def filled(page: str, tables: Mapping[str, str]) -> str:
 
 def tables_of(logs: Path) -> dict[str, str]:
     """Return all tables that a page may name."""
-    found = settings(load_logs(logs))
+    read = load_logs(logs)
+    found = settings(read)
     beside = {table.name: captioned(table) for table in load_beside(logs, []).tables()}
-    return beside | document_tables(found, audit(found))
+    return beside | document_tables(found, audit(found), read.theory)
 
 
 if __name__ == "__main__":

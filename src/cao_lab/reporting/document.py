@@ -1,4 +1,4 @@
-"""The tables of docs/results.md, made from logs: the document is held to them word for word.
+"""The tables of docs/results.md and docs/paper.md, made from logs: the document is held to them word for word.
 
 Each stands there below a mark, `<!-- table NAME -->`, and `scripts/fill_tables.py` puts it there.
 """
@@ -11,6 +11,7 @@ from pandas import DataFrame, Series
 from cao_lab.facts import method_info
 from cao_lab.reporting.analysis import final_results, run_costs, sensitivity
 from cao_lab.reporting.names import MIXED, method_name
+from cao_lab.reporting.paper_page import headline, paper_tables
 from cao_lab.reporting.rates import effective_rate, stable_windows
 from cao_lab.reporting.setting import Setting
 from cao_lab.reporting.tabular import markdown
@@ -24,7 +25,7 @@ SWEEPS = ("damping", "damping and variance", "small damping", "refresh")
 STEPS = "steps, in brackets gradient evaluations"
 
 
-def document_tables(found: list[Setting], verdicts: DataFrame) -> dict[str, str]:
+def document_tables(found: list[Setting], verdicts: DataFrame, theory: DataFrame) -> dict[str, str]:
     """Return each table of the document as Markdown, by its mark; those whose runs are not there are left out."""
     by_place = {(one.suite, one.task): one for one in found}
     tables = {"verdicts": verdict_table(verdicts)}
@@ -37,7 +38,9 @@ def document_tables(found: list[Setting], verdicts: DataFrame) -> dict[str, str]
     tables |= {"networks": networks_table(by_place), "networks-verdicts": networks_verdicts(verdicts)}
     tables["stable-range"] = stable_table([one for one in found if one.kind == "stability"])
     tables["ill-conditioned"] = optimum_table([one for one in found if one.kind == "optimum"])
-    return {name: markdown(cells) for name, cells in tables.items() if len(cells)}
+    tables |= paper_tables(found, verdicts, theory)
+    texts = {name: markdown(cells) for name, cells in tables.items() if len(cells)}
+    return texts | {"paper-headline": headline(found, verdicts)}
 
 
 def counted(verdicts: DataFrame) -> dict[str, int]:
