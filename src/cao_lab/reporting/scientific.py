@@ -26,6 +26,8 @@ from cao_lab.reporting.figures import plain, styled
 OURS = "sketched-lbfgs"
 TITLES = {
     OURS: "SketchedLBFGS",
+    "sketched-lbfgs-pairs": "SketchedLBFGS, pairs only",
+    "sketched-lbfgs-dense": "SketchedLBFGS, dense only",
     "ssbroyden": "SSBroyden",
     "ssbfgs": "SSBFGS",
     "scipy-bfgs": "BFGS, dense",

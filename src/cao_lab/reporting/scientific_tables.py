@@ -1,7 +1,7 @@
 """Tables of full-batch solvers: goals, ratios, losses and errors of each problem, more points, and what it costs."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from fractions import Fraction
 from statistics import median
@@ -51,6 +51,7 @@ def solver_tables(runs: Sequence[SolveRun]) -> list[Table]:
     small = [run for run in runs if run.suite == "scientific"]
     timed = {suite: [run for run in runs if run.suite == suite] for suite in IN_SECONDS}
     more_points = [run for run in runs if run.suite == "scientific-points"]
+    wide = [run for run in runs if run.suite == "crossover"]
     full_width = [run for run in runs if run.suite == "rathore" and run.records]
     losses = value_table("loss", "Final loss", small)
     errors = value_table("error", "Relative L2 error at the final loss", small)
@@ -65,6 +66,7 @@ def solver_tables(runs: Sequence[SolveRun]) -> list[Table]:
         *(tables if contests(small) else []),
         *([points_table(small, more_points)] if contests(small) and contests(more_points) else []),
         *([progress_table(full_width)] if full_width else []),
+        *([value_table("loss", "Final loss by width", wide, "crossover", str)] if contests(wide) else []),
         *(table for suite, own in timed.items() if contests(own) for table in timed_tables(suite, own)),
     ]
 
@@ -174,7 +176,13 @@ def ratio_table(runs: Sequence[SolveRun]) -> Table:
     return Table("scientific-ratios", caption, DataFrame(cells), DataFrame(numbers))
 
 
-def value_table(column: str, what: str, runs: Sequence[SolveRun], suite: str = "scientific") -> Table:
+def value_table(
+    column: str,
+    what: str,
+    runs: Sequence[SolveRun],
+    suite: str = "scientific",
+    title: Callable[[str], str] = name,
+) -> Table:
     """Return one value of every method on every problem, with all seeds among the numbers."""
     values: dict[tuple[str, str], dict[int, float]] = {}
     for (task, seed), by_label in contests(runs).items():
@@ -188,7 +196,7 @@ def value_table(column: str, what: str, runs: Sequence[SolveRun], suite: str = "
     medians = {key: median(seeds.values()) for key, seeds in values.items()}
     best = {task: min(value for (other, _), value in medians.items() if other == task) for task in tasks(runs)}
     cells = [
-        {"": TITLES.get(label, label)} | {name(task): cell(medians.get((task, label)), best[task]) for task in best}
+        {"": TITLES.get(label, label)} | {title(task): cell(medians.get((task, label)), best[task]) for task in best}
         for label in labels(runs)
     ]
     caption = f"{what}, median over seeds; the lowest of each problem bold."

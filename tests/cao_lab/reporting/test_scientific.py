@@ -39,6 +39,7 @@ from cao_lab.reporting.scientific_tables import SHORT, goals_table, pace, progre
 from cao_lab.reporting.tabular import short
 from cao_lab.suites.scientific import METHODS
 from cao_lab.suites.scientific2 import METHODS as RING
+from cao_lab.suites.scientific2 import crossing
 
 
 def loaded(logs: Path) -> dict[str, SolveRun]:
@@ -123,6 +124,15 @@ def test_the_ring_has_goals_a_row_per_method_and_a_profile(tmp_path: Path) -> No
     assert times_the_fastest(runs, OURS, 1e-2) == [math.inf, pytest.approx(2.02)]
     figure = profile_figure(runs)
     assert [len(axes.get_lines()) for axes in figure.axes[:3]] == [2, 2, 2]
+
+
+def test_widths_of_the_crossover_stand_beside_each_other(tmp_path: Path) -> None:
+    for width, loss in ((20, 1e-6), (200, 1e-3)):
+        write_solve(tmp_path, OURS, [(100, 1, loss, 1)], suite="crossover", task=f"burgers-3x{width}", seed=31)
+    (table,) = solver_tables(load_solves(tmp_path, []))
+    assert table.cells.set_index("").loc["SketchedLBFGS"].to_dict() == {
+        "burgers-3x20": "**1.0e-6**", "burgers-3x200": "**1.0e-3**",
+    }  # fmt: skip
 
 
 def test_evaluations_are_counted_to_the_loss_at_which_the_peer_ends(tmp_path: Path) -> None:
@@ -248,7 +258,7 @@ def test_unfinished_runs_at_full_width_are_shown_as_far_as_they_came(tmp_path: P
 
 def test_every_method_has_a_title_and_every_goal_a_column() -> None:
     # The logs have a method that is retired.
-    assert set(TITLES) == {*METHODS, *RING, "cao"}
+    assert set(TITLES) == {*METHODS, *RING, *crossing(20), "cao"}
     assert len(SHORT) == len(GOALS)
     assert set(STROKES) <= set(TITLES)
 
