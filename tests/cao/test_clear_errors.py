@@ -1,7 +1,9 @@
 """Mistakes and models that CAO cannot serve: each is answered where it is made, with a way out."""
 
 import inspect
+import re
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch_versions import has_fully_shard
 
 from cao import CAO
+from cao.autograd.gathering import gathered
 
 
 def params(size: int = 3, **settings) -> list[Tensor]:
@@ -176,3 +179,11 @@ def test_a_step_of_a_model_that_is_frozen_does_nothing_and_training_goes_on_afte
     loss.backward()
     optimizer.step()
     assert float(param.detach().max()) < 1
+
+
+def test_a_fully_shard_of_another_torch_is_refused_by_version():
+    with (
+        pytest.raises(RuntimeError, match=rf"fully_shard of torch {re.escape(torch.__version__)} keeps its"),
+        gathered(SimpleNamespace(_fsdp_param_group=None)),
+    ):
+        pass

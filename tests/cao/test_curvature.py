@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, hessian, jacrev
 from torch.nn.functional import cross_entropy, dropout, l1_loss, mse_loss
 
-from cao import GaussNewton, Hessian, Lanczos, Mean
+from cao import CAO, GaussNewton, Hessian, Lanczos, Mean
 from cao.curvature.operators import Reordered
 from cao.linalg.columns import HERE
 
@@ -451,3 +451,16 @@ def test_tied_parameters_count_once_in_any_curvature() -> None:
     gauss_newton = GaussNewton(model, inputs, lambda outputs: cross_entropy(outputs, labels), twice)
     expected = dense_gauss_newton(model, inputs, lambda outputs: cross_entropy(outputs, labels))
     torch.testing.assert_close(gauss_newton @ columns, expected)
+
+
+def test_an_operator_that_lists_a_parameter_twice_is_refused_by_name() -> None:
+    class Twice:
+        def __init__(self, param: nn.Parameter) -> None:
+            self.params = [param, param]
+
+        def __matmul__(self, columns: torch.Tensor) -> torch.Tensor:
+            return columns
+
+    param = nn.Parameter(torch.ones(3))
+    with pytest.raises(ValueError, match="it has 1 of them twice: list each one once"):
+        CAO([param], lr=0.1).refresh(Twice(param))

@@ -224,6 +224,15 @@ def test_an_operator_may_carry_a_graph(solve):
     assert not pairs.vectors.requires_grad
 
 
+@pytest.mark.parametrize("solver", [SubspaceIteration, Lanczos])
+def test_a_word_that_stands_for_no_eigenvalues_is_refused(solver):
+    # Here types are checked before the words are, and users have no such check.
+    unchecked = object.__new__(solver)
+    object.__setattr__(unchecked, "which", "largest")
+    with pytest.raises(ValueError, match="which must be one of magnitude, algebraic, both-ends, got 'largest'"):
+        unchecked.__post_init__()
+
+
 def test_subspace_iteration_refuses_to_look_for_both_ends():
     with pytest.raises(ValueError, match='got "both-ends"; use Lanczos'):
         SubspaceIteration(which="both-ends")

@@ -44,6 +44,11 @@ def gathered_parameters() -> Iterator[None]:
 @contextmanager
 def gathered(state: Any) -> Iterator[None]:
     """Put whole parameters in the place of those that fully_shard manages, and let its hooks pass by."""
+    if not hasattr(state, "_fsdp_param_groups"):
+        raise RuntimeError(
+            f"fully_shard of torch {torch.__version__} keeps its parameters in another way than that of torch 2.13, "
+            "which curvature needs; use torch 2.13, or DistributedDataParallel"
+        )
     groups, training_state = state._fsdp_param_groups, state._training_state
     originals = [(module, name, module._parameters[name]) for group in groups for _, module, name in places_in(group)]
     try:

@@ -19,7 +19,7 @@ from cao.autograd.gathering import gathered_parameters
 from cao.threads import before_forward_passes, process_wide
 
 REPLICAS = WeakIdKeyDictionary()
-"""By the first of its parameters, what `replicas_of` has found for an optimizer."""
+"""By the first of its parameters, what `replicas_of` has found for an optimizer: how many, and which."""
 
 
 @contextmanager
@@ -94,14 +94,15 @@ def replicas_of(params: Sequence[Tensor]) -> WeakSet[DistributedDataParallel]:
     """Return the DistributedDataParallel models of these parameters.
 
     The optimizer does not know the model, so they are looked for among all objects, which takes a fraction of a second,
-    and then remembered for as long as one of them lives.
+    and then remembered for as long as one of them lives; if there are none, that is.
     """
-    replicas: WeakSet[DistributedDataParallel] = REPLICAS.get(params[0], WeakSet())
-    if not replicas:
+    replicas: WeakSet[DistributedDataParallel]
+    count, replicas = REPLICAS.get(params[0], (1, WeakSet()))
+    if count and not replicas:
         known = set(map(id, params))
         found = [thing for thing in gc.get_objects() if type(thing) is DistributedDataParallel]
         replicas = WeakSet(replica for replica in found if not known.isdisjoint(map(id, replica.parameters())))
-        REPLICAS[params[0]] = replicas
+        REPLICAS[params[0]] = len(replicas), replicas
     return replicas
 
 

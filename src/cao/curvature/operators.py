@@ -150,6 +150,8 @@ class Reordered:
 def in_order(operator: ParameterOperator, params: Sequence[Tensor], demand: str) -> ParameterOperator:
     """Return the operator on exactly these parameters, in their order; an error begins with the demand."""
     theirs, ours = {id(p) for p in operator.params}, {id(p) for p in params}
+    if len(theirs) < len(operator.params):
+        raise ValueError(f"{demand}; it has {len(operator.params) - len(theirs)} of them twice: list each one once")
     if theirs != ours:
         raise ValueError(
             f"{demand}; it lacks {len(ours - theirs)} of them and has {len(theirs - ours)} others; "

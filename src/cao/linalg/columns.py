@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from jaxtyping import Float
@@ -82,6 +82,12 @@ def generator_for(device: torch.device, *numbers: int) -> torch.Generator:
 
 Which = Literal["magnitude", "algebraic", "both-ends"]
 """The eigenvalues wanted: of largest magnitude, the largest, or the largest and the smallest in turn."""
+
+
+def check_which(which: str) -> None:
+    """Refuse a word that stands for no eigenvalues."""
+    if which not in get_args(Which):
+        raise ValueError(f"which must be one of {', '.join(get_args(Which))}, got {which!r}")
 
 
 # Blocks of this many numbers keep the temporaries of a pass over an n × k matrix small and in cache.

@@ -14,6 +14,7 @@ from cao.linalg.columns import (
     Eigenpairs,
     Space,
     Which,
+    check_which,
     column_major,
     full_precision,
     generator_for,
@@ -83,6 +84,7 @@ class SubspaceIteration:
 
     def __post_init__(self) -> None:
         """Refuse to look for both ends."""
+        check_which(self.which)
         if self.which == "both-ends":
             raise ValueError(
                 'SubspaceIteration needs which to be "magnitude" or "algebraic", got "both-ends"; use Lanczos for both '
@@ -139,6 +141,10 @@ class Lanczos:
     """Columns of the basis at which the more wanted half is kept and the rest dropped; by default none is."""
     floor: float | None = None
     """Stop after two blocks if the first value, its residual included, is below this, and so nothing is wanted."""
+
+    def __post_init__(self) -> None:
+        """Refuse to look for what has no name."""
+        check_which(self.which)
 
     def __call__(
         self,
