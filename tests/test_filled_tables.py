@@ -6,18 +6,19 @@ from pathlib import Path
 import pytest
 
 from cao_lab.log.header import read_sweeps
+from cao_lab.reporting.document import tables_of
 from cao_lab.reporting.robust import duels
 
 ROOT = Path(__file__).parents[1]
 
 
-SCRIPT = runpy.run_path(str(ROOT / "scripts/fill_tables.py"))
+SCRIPT = runpy.run_path(str(ROOT / "scripts/fill_documents.py"))
 filled = SCRIPT["filled"]
 
 
 @pytest.fixture(scope="module")
 def tables() -> dict[str, str]:
-    found: dict[str, str] = SCRIPT["tables_of"](ROOT / "logs")
+    found: dict[str, str] = tables_of(ROOT / "logs")
     return found
 
 

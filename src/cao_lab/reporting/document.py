@@ -1,20 +1,24 @@
 """The tables of docs/results.md and docs/paper.md, made from logs: the document is held to them word for word.
 
-Each stands there below a mark, `<!-- table NAME -->`, and `scripts/fill_tables.py` puts it there.
+Each stands there below a mark, `<!-- table NAME -->`, and `scripts/fill_documents.py` puts it there.
 """
 
 import math
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 
 from pandas import DataFrame, Series
 
 from cao_lab.facts import method_info
 from cao_lab.reporting.analysis import final_results, run_costs, sensitivity
+from cao_lab.reporting.claims import audit
+from cao_lab.reporting.logreader import load_logs
 from cao_lab.reporting.names import MIXED, method_name
 from cao_lab.reporting.paper_page import headline, paper_tables
 from cao_lab.reporting.rates import effective_rate, stable_windows
-from cao_lab.reporting.setting import Setting
-from cao_lab.reporting.tabular import markdown
+from cao_lab.reporting.report import load_beside
+from cao_lab.reporting.setting import Setting, settings
+from cao_lab.reporting.tabular import captioned, markdown
 from cao_lab.reporting.verdicts import Verdict
 
 MAIN = ("mini", "cifar100-resnet18w8-n5000")
@@ -23,6 +27,14 @@ NETWORKS = {"cifar10-resnet18": "CIFAR-10, ResNet-18", "cifar10-resnet34": "CIFA
             "cifar100-resnet34": "CIFAR-100, ResNet-34"}  # fmt: skip
 SWEEPS = ("damping", "damping and variance", "small damping", "refresh")
 STEPS = "steps, in brackets gradient evaluations"
+
+
+def tables_of(logs: Path) -> dict[str, str]:
+    """Return all tables that a page may name, as Markdown: the report's own, and those made for pages."""
+    read = load_logs(logs)
+    found = settings(read)
+    beside = {table.name: captioned(table) for table in load_beside(logs, []).tables()}
+    return beside | document_tables(found, audit(found), read.theory)
 
 
 def document_tables(found: list[Setting], verdicts: DataFrame, theory: DataFrame) -> dict[str, str]:
