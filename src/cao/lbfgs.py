@@ -25,7 +25,7 @@ from cao.quasi_newton.memory import Memory, is_dense_affordable, memory_in
 from cao.quasi_newton.objective import Iterate, Objective, change_between
 from cao.quasi_newton.pairs import ON_CPU, Pairs
 from cao.quasi_newton.progress import Progress, Reason, Status
-from cao.quasi_newton.stopping import PATIENCE, begin, differ, reason_to_stop, watch
+from cao.quasi_newton.stopping import PATIENCE, begin, differ, reason_to_stop, stuck_at, watch
 from cao.report import Report, report_on_lbfgs
 from cao.sketch.paying import (
     eigenpairs,
@@ -214,6 +214,7 @@ class SketchedLBFGS(Optimizer):
             corrected_steps=finish.steps,
             corrected_cost=finish.spent,
             contradiction=tuple(progress.contradiction),
+            stuck_at=stuck_at(progress) if isinstance(self.source, LeastSquares) else 0.0,
             comparisons=tuple(getattr(self.source, "comparisons", ())),
         )
 

@@ -15,6 +15,9 @@ from cao.rules.rules import Rules
 
 MEMORIES = {"pairs": "pairs over the sketch", "dense": "a dense matrix, in place of sketch and pairs"}
 
+# Points are overfitted where the held-out mean square is so many times the fitted one.
+OVERFITTED = 2.0
+
 # Beyond this share of a subspace outside the last one, or of an eigenvalue as its residual, a sketch is a poor guide.
 TOO_MUCH = 0.5
 
@@ -202,10 +205,28 @@ def advice_on_lbfgs(status: Mapping[str, Any], has_source: bool, precision: dtyp
         yield "there is no source of curvature, so this is plain L-BFGS: pass source=LeastSquares(…)"
     elif status["refreshes"] and status["conditioning_removed"] < 10 and not status["converged"]:
         yield "the spectrum is nearly flat: the sketch helps little here, and plain L-BFGS may do as well"
+    yield from advice_on_residuals(status)
     if precision != float64:
         yield f"parameters are {precision}: use float64, since L-BFGS soon runs out of digits otherwise"
     if status["reason"] == "no step lowers the loss":
         yield (
             "no step lowers the loss, though its gradient promises a decrease beyond rounding: does the closure return "
             "the loss of which it computes the gradient?"
+        )
+
+
+def advice_on_residuals(status: Mapping[str, Any]) -> Iterator[str]:
+    """Say where residuals have stopped falling far from zero, and where points are overfitted."""
+    points, fitted, held_out = status["comparisons"][-1] if status["comparisons"] else (0, 1.0, 0.0)
+    if held_out > OVERFITTED * fitted:
+        yield (
+            f"{points:,} points are fitted {held_out / fitted:.2g} times better than points held out: the solution is "
+            "wrong in between, whatever the loss is. Let more points be drawn, or make the model smaller"
+        )
+    elif status["stuck_at"]:
+        others = f" and at points held out ({fitted:.2g} and {held_out:.2g}), so more will not help" if points else ""
+        yield (
+            f"the residuals have stopped falling at {status['stuck_at']:.0%} of their size at the start{others}. With "
+            "noise in the data a fit ends so, and nothing is wrong. If they could vanish, as those of an equation can, "
+            "this is a wrong minimum, a plateau, or too small a model: try other seeds, and compare the losses"
         )

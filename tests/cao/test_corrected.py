@@ -276,3 +276,11 @@ def test_finish_is_checked() -> None:
 
 def at(value: float) -> Iterate:
     return Iterate(torch.zeros(1), value, torch.ones(1), 1.0)
+
+
+def test_a_damping_is_found_where_rounding_leaves_every_step_too_long() -> None:
+    slope = torch.tensor([1.7786e-71, 2.2102e-71], dtype=torch.float64)
+    squares = torch.tensor([3.1634e-140, 4.8848e-140], dtype=torch.float64)
+    factors = Factors(squares, torch.eye(2, dtype=torch.float64), 4.9e-154)
+    damping = factors.damping(slope, 57.3934985714962)
+    assert damping == pytest.approx(float(slope.norm()) / 57.3934985714962, rel=1e-6)

@@ -214,3 +214,12 @@ def test_the_report_shows_both_curves() -> None:
     rows = fit.optimizer.report().rows
     assert rows["points"].startswith("10 → 20")
     assert rows["mean square"].count("→") == rows["held out"].count("→") == rows["points"].count("→")
+
+
+def test_overfitted_points_and_residuals_that_more_points_do_not_lower_are_told() -> None:
+    fixed = Fit(most=10)
+    fixed.steps(5)
+    assert "10 points are fitted" in str(fixed.optimizer.report())
+    theta, residuals = polynomial(degree=1, noise=0.1)
+    report = str(solved(theta, GrowingPoints(residuals, [theta], draw, count=50)).report())
+    assert "and at points held out" in report

@@ -3,6 +3,7 @@
 import copy
 import math
 import warnings
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 from cao import LeastSquares, SketchedLBFGS
 from cao.quasi_newton.objective import Iterate
 from cao.quasi_newton.progress import Progress
-from cao.quasi_newton.stopping import watch
+from cao.quasi_newton.stopping import stuck_at, watch
 
 TIMES = torch.linspace(0, 3, 40, dtype=torch.float64)
 DATA = 2 * torch.exp(-1.3 * TIMES) + 0.5 + 0.02 * torch.cos(37 * TIMES)
@@ -261,3 +262,57 @@ def test_the_kind_of_derivative_that_the_source_names_is_told() -> None:
     fit.source.derivative = "products: a reason"
     assert optimizer.status.derivative == "products: a reason"
     assert optimizer.report().rows["derivative"] == "products: a reason"
+
+
+def advice_after(residuals: Callable[[Tensor], Tensor], start: list[float], steps: int = 10) -> str:
+    theta = torch.tensor(start, dtype=torch.float64, requires_grad=True)
+    optimizer = SketchedLBFGS([theta], source=LeastSquares(lambda: residuals(theta), [theta]))
+
+    def closure() -> Tensor:
+        theta.grad = None
+        loss = residuals(theta).square().sum()
+        loss.backward()
+        return loss
+
+    for _ in range(steps):
+        optimizer.step(closure)
+    return str(optimizer.report())
+
+
+def freudenstein_roth(x: Tensor) -> Tensor:
+    a, b = x
+    return torch.stack([-13 + a + ((5 - b) * b - 2) * b, -29 + a + ((b + 1) * b - 14) * b])
+
+
+def test_a_wrong_minimum_is_told_and_the_right_one_is_not() -> None:
+    # The loss falls from 400.5 to a local minimum of 48.98, or to zero: Moré, Garbow and Hillstrom, problem 2.
+    assert "stopped falling at 35% of their size at the start" in advice_after(freudenstein_roth, [0.5, -2.0])
+    assert "stopped falling" not in advice_after(freudenstein_roth, [6.0, 3.0])
+
+
+def test_noise_is_named_where_a_fit_ends_at_it_and_a_good_fit_is_left_in_peace() -> None:
+    noise = torch.randn(40, generator=torch.Generator().manual_seed(100), dtype=torch.float64)
+
+    def residuals(theta: Tensor, size: float) -> Tensor:
+        return theta[0] + theta[1] * TIMES - size * noise
+
+    assert "With noise in the data a fit ends so" in advice_after(lambda theta: residuals(theta, 1.0), [3.0, 1.0])
+    assert "stopped falling" not in advice_after(lambda theta: residuals(theta, 0.01), [3.0, 1.0])
+
+
+def test_a_minimum_at_the_start_is_no_wrong_one() -> None:
+    assert "stopped falling" not in advice_after(lambda theta: torch.cat([theta, torch.ones(1).double()]), [0.0, 1e-9])
+
+
+@pytest.mark.parametrize(
+    ("marks", "last", "expected"),
+    [
+        ([[100, 0.9], [200, 0.52]], 0.5, 0.5**0.5),  # It stands still.
+        ([[100, 0.9], [200, 0.6]], 0.5, 0.0),  # It falls.
+        ([[100, 0.9], [200, 5.1e-4]], 5e-4, 0.0),  # It is near to zero.
+        ([[300, 0.52]], 0.5, 0.0),  # It was not watched for long enough.
+    ],
+)
+def test_a_plateau_is_told_while_it_lasts(marks: list[list[float]], last: float, expected: float) -> None:
+    progress = Progress(price=1.0, first=1.0, last=last, evaluations=400, marks=marks)
+    assert stuck_at(progress) == expected

@@ -82,7 +82,7 @@ class Factors:
         for _ in range(5):
             logs = torch.linspace(low, high, 101, dtype=slope.dtype)
             lengths = (slope / (squares + logs.exp()[:, None])).norm(dim=1)
-            place = int((lengths > radius).sum())
+            place = min(int((lengths > radius).sum()), 100)  # Rounding may leave even the last one too long.
             if place == 0:
                 return self.floor
             low, high = logs[place - 1 : place + 1].tolist()

@@ -65,6 +65,8 @@ class Progress:
     """Searches that failed in a row."""
     stalled_at: float = math.nan
     """The loss where the first of them failed."""
+    marks: list[list[float]] = field(default_factory=list)
+    """Evaluations and losses, each at twice the evaluations of the one before."""
     hoped: float = math.inf
     """The decrease that it promised, per unit of the step."""
     contradiction: list[float] = field(default_factory=list)
@@ -85,7 +87,7 @@ class Progress:
 
     def start_anew(self) -> None:
         """Forget what was seen of a loss that has become another function."""
-        self.trace, self.landmarks, self.contradiction = [], [], []
+        self.trace, self.landmarks, self.marks, self.contradiction = [], [], [], []
         self.decrease, self.failures, self.last = 0.0, 0, math.nan
 
 
@@ -115,5 +117,7 @@ class Status(NamedTuple):
     """What corrected Gauss-Newton steps have cost beside calls of the closure, in evaluations."""
     contradiction: tuple[float, ...]
     """Two losses that the closure returned at the same parameters, if it did."""
+    stuck_at: float
+    """The size of the residuals over that at the start, where they have stopped falling far from zero; else 0."""
     comparisons: tuple[tuple[int, float, float], ...]
     """Points in use, and mean squares there and at points held out, as often as a source of growing points compared."""

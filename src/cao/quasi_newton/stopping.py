@@ -18,6 +18,11 @@ FAILURES_TO_STOP = 3
 # After so many quiet iterations the pairs are forgotten and a sketch is made; after as many more it ends.
 PATIENCE = 10
 
+# A loss above this share of the first one is far from zero: residuals are 3 % of what they were.
+FAR_FROM_ZERO = 1e-3
+# It stands still where it was less than this times as high half of all evaluations ago, of so many at least.
+STANDSTILL, FEWEST = 1.1, 200
+
 
 def watch(progress: Progress, here: Iterate) -> None:
     """Count quiet iterations: the loss reaches no new low beyond rounding, and the gradient leaves its range alone.
@@ -35,6 +40,23 @@ def watch(progress: Progress, here: Iterate) -> None:
     else:
         progress.quiet += 1
     progress.last = here.value
+    if not progress.marks or progress.evaluations >= 2 * progress.marks[-1][0]:
+        progress.marks.append([progress.evaluations, here.value])
+
+
+def stuck_at(progress: Progress) -> float:
+    """Return where residuals have stopped falling far from zero: their size over that at the start, or zero.
+
+    They have if the step before ended in a minimum, or if the loss has fallen by less than a tenth since half of all
+    evaluations at least, a quarter at most, were left. Where the start was a minimum already nothing can be said.
+    """
+    share = progress.last / progress.first if progress.first > 0 else 0.0
+    if not share > FAR_FROM_ZERO:
+        return 0.0
+    before = [value for count, value in progress.marks if 2 * count <= progress.evaluations]
+    is_slow = progress.evaluations >= FEWEST and bool(before) and before[-1] < STANDSTILL * progress.last
+    is_minimum = Reason(progress.reason).is_convergence and share < 1 / STANDSTILL
+    return math.sqrt(share) if is_slow or is_minimum else 0.0
 
 
 def begin(progress: Progress, here: Iterate) -> None:
