@@ -92,3 +92,27 @@ def test_the_tree_names_every_module_of_the_library_and_every_part_of_the_labora
     laboratory = {path for path in (ROOT / "src/cao_lab").iterdir() if path.name not in ("__init__.py", "__pycache__")}
     parts = {f"{path.name}/" if path.is_dir() else path.name for path in laboratory if path.suffix in ("", ".py")}
     assert [name for name in sorted(library | parts) if f"  {name} " not in TREE] == []
+
+
+# Where each of the page's twelve changes is made, and by what name it is known there.
+PLACES = (
+    ("src/cao/sketch/damped.py", "weight_decay"),
+    ("src/cao/prices.py", "HESSIAN_PRODUCT ="),
+    ("src/cao/rules/damping.py", "def at_step"),
+    ("src/cao/sketch/sketch.py", "def start"),
+    ("src/cao/quasi_newton/line_search.py", "class HagerZhang"),
+    ("src/cao/autograd/isolation.py", "def cloned_buffers"),
+    ("src/cao/checks.py", "def check_settings"),
+    ("src/cao/state.py", "def add_progress"),
+    ("src/cao/edges.py", "AdamW"),
+    ("src/cao_lab/log/records.py", "class EpochRecord"),
+    ("src/cao_lab/protocol.py", "ACCURACY_MARGIN ="),
+    ("src/cao_lab/runs/checkpoint.py", "def load"),
+)
+
+
+def test_the_twelve_typical_changes_have_a_place_each():
+    page = (ROOT / "docs/architecture.md").read_text()
+    changes = re.findall(r"^\d+\. ", page.split("## Twelve changes")[1].split("## The tree")[0], re.MULTILINE)
+    assert len(changes) == len(PLACES) == 12
+    assert [place for place, name in PLACES if name not in (ROOT / place).read_text()] == []

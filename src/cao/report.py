@@ -8,9 +8,10 @@ from typing import Any
 from torch import dtype, float64
 
 from cao import advice
+from cao.prices import HESSIAN_PRODUCT
 from cao.rules.damping import AtTheEdge
 from cao.rules.rank import ByNeed
-from cao.rules.refresh import PRICE, Every, Seen
+from cao.rules.refresh import Every, Seen
 from cao.rules.rules import Rules
 
 MEMORIES = {"pairs": "pairs over the sketch", "dense": "a dense matrix, in place of sketch and pairs"}
@@ -48,7 +49,8 @@ def report_on_cao(rules: Rules) -> Report:
     title = f"CAO after {counters.steps:,} steps"
     cost = (
         f"{counters.hessian_products:,} Hessian products, about {gradients_per_step(rules):.2g} gradients per step "
-        f"(at {PRICE:g} gradients per product, both of the batch that a refresh is given); {progress.seconds:.2g} s"
+        f"(at {HESSIAN_PRODUCT:g} gradients per product, both of the batch that a refresh is given); "
+        f"{progress.seconds:.2g} s"
     )
     refreshes = f"{counters.refreshes:,}, and {counters.looks:,} looks in between"
     if progress.sketch is None:
@@ -76,7 +78,7 @@ def name_of_rate(rules: Rules) -> str:
 
 def gradients_per_step(rules: Rules) -> float:
     """Return what curvature has cost, in gradients, per step."""
-    return PRICE * rules.progress.hessian_products / max(rules.progress.steps, 1)
+    return HESSIAN_PRODUCT * rules.progress.hessian_products / max(rules.progress.steps, 1)
 
 
 def strains(rules: Rules) -> tuple[float, float, float]:

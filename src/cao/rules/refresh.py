@@ -5,8 +5,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
-# What a product with the Hessian costs, in gradients; 2 to 5 were measured (docs/performance.md).
-PRICE = 4.0
+from cao.prices import HESSIAN_PRODUCT
+
 # What may be spent beyond a budget, in gradients: a few sketches, for the start and to find out what is noise.
 CREDIT = 200.0
 # Steps over which the gradient's norm is averaged.
@@ -197,7 +197,7 @@ class OnDrift:
     def _unpaid(self, seen: Seen, track: Track) -> float:
         """Return what curvature has cost beyond the budget, in gradients."""
         share = self.budget if self._is_noisy(seen) else self.exact_budget
-        return track.later_products * PRICE - share * track.steps
+        return track.later_products * HESSIAN_PRODUCT - share * track.steps
 
     def _is_old(self, seen: Seen, track: Track) -> bool:
         """Whether the sketch is to be renewed for its age; the credit is not for that."""

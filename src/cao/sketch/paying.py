@@ -13,11 +13,7 @@ from cao.curvature.linearized import ExplicitLinearized, Linearized
 from cao.curvature.operators import AllReduced, ParameterOperator
 from cao.linalg.columns import HERE, Eigenpairs, generator_for
 from cao.linalg.eigensolvers import SubspaceIteration
-
-# Prices are in evaluations of loss and gradient, measured on networks of 900 to 20,000 parameters. They are constants,
-# because a clock would make two runs of the same program differ. A Jacobian has its price for each residual of a point.
-EXPLICIT_PRICE = 10.0
-PRODUCT_PRICE = 1.25
+from cao.prices import JACOBIAN, LEAST_SQUARES_PRODUCT
 
 # The share of the whole cost, evaluations and sketches, beyond which no sketch is begun unless a search has failed:
 # with one half, sketches that bring nothing can hardly do more than double the cost.
@@ -80,12 +76,12 @@ def within_reach(trace: list[list[float]], price: float) -> list[list[float]]:
 def first_price(source: object, rank: int | str, size: int) -> float:
     """Return the price of the first sketch: of a Jacobian, if there may be one, else of two products per column."""
     columns = min(LARGEST_RANK // 2 if isinstance(rank, str) else rank, size)
-    return EXPLICIT_PRICE if isinstance(source, LeastSquares) else 2 * PRODUCT_PRICE * columns
+    return JACOBIAN if isinstance(source, LeastSquares) else 2 * LEAST_SQUARES_PRODUCT * columns
 
 
 def jacobian_price(operator: ExplicitLinearized) -> float:
     """Return the price of a Jacobian in evaluations."""
-    return EXPLICIT_PRICE * operator.per_point + PRODUCT_PRICE * operator.single_columns
+    return JACOBIAN * operator.per_point + LEAST_SQUARES_PRODUCT * operator.single_columns
 
 
 def next_rank(operator: ParameterOperator, values: Float[Tensor, " k"], least_damping: float) -> int:
@@ -123,7 +119,7 @@ def eigenpairs(
         pairs = operator.eigenpairs(start)
     else:
         pairs = SubspaceIteration(1)(operator, start)
-    price = PRODUCT_PRICE * pairs.products
+    price = LEAST_SQUARES_PRODUCT * pairs.products
     if isinstance(operator, ExplicitLinearized):
         price = jacobian_price(operator)
     return pairs, largest_of_all(price, start.device, group)

@@ -8,7 +8,8 @@ import torch
 from small_models import Quadratic, batch, flat_params, smooth_network, train
 
 from cao import CAO, OnDrift
-from cao.rules.refresh import CREDIT, PRICE, Look, Seen, Track
+from cao.prices import HESSIAN_PRODUCT
+from cao.rules.refresh import CREDIT, Look, Seen, Track
 
 SHARP = (50.0, 20.0, 1.0, 0.5, 0.3, 0.1)
 
@@ -80,7 +81,8 @@ def test_batches_that_disagree_are_given_no_more_than_the_budget(budget):
         steps_with_refresh(problem, optimizer, 1)
     # Each look is allowed before it is taken, so the last one may go beyond.
     first, last = 6, 6 + 2
-    assert optimizer.counters.hessian_products * PRICE <= budget * 1_000 + CREDIT + (first + last) * PRICE
+    between = optimizer.counters.hessian_products - first - last
+    assert between * HESSIAN_PRODUCT <= budget * 1_000 + CREDIT
 
 
 def test_noise_is_what_a_look_sees_after_one_step_and_may_only_rise_slowly():
@@ -92,7 +94,7 @@ def test_noise_is_what_a_look_sees_after_one_step_and_may_only_rise_slowly():
 
 @pytest.mark.parametrize(("steps", "is_renewed"), [(1_999, False), (2_000, True)])
 def test_a_sketch_is_renewed_for_its_age_only_when_that_is_paid_for(steps, is_renewed):
-    policy, products = OnDrift(budget=0.05), round(0.05 * 2_000 / PRICE)
+    policy, products = OnDrift(budget=0.05), round(0.05 * 2_000 / HESSIAN_PRODUCT)
     track, seen = Track(steps, 0, steps - 1, later_products=products), Seen(interval=400, first_looks=1, noise=0.9)
     assert policy.is_due(seen, track) == is_renewed
     assert policy.wants_refresh(seen, track, lambda: Look(0.0, 0.0))[0] == is_renewed
@@ -110,7 +112,7 @@ def heeded(policy: OnDrift, seen: Seen, track: Track, gradients: list[float]) ->
 def test_a_gradient_that_grows_suddenly_calls_for_a_refresh_within_twice_the_budget():
     policy, gradients = OnDrift(exact_budget=0.5), [1.0, 1.1, 0.8, 2.5, 4.0, 4.0, 4.2]
     for share, is_heard in ((0.4, True), (0.9, True), (1.1, False)):
-        products = round((share * 1_000 + CREDIT) / PRICE)
+        products = round((share * 1_000 + CREDIT) / HESSIAN_PRODUCT)
         track, seen = Track(1_000, 990, 999, later_products=products), Seen(interval=100, first_looks=1, noise=0.1)
         assert heeded(policy, seen, track, gradients) == [False] * 4 + [is_heard] + [False] * 2
 
