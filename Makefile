@@ -1,8 +1,10 @@
-# Two commands do everything: `make demo` and `make test`. Both make a .venv of their own first.
+# `make demo`, `make test` and, with a GPU and a day, `make paper`. Each makes a .venv of its own first.
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test slow check docs oldest install clean
+DATA ?= data
+
+.PHONY: demo paper test slow check docs oldest install clean
 
 demo: .venv/installed
 	$(BIN)/cao suite demo-conditioning --jobs 2 --logs out/demo
@@ -12,6 +14,19 @@ demo: .venv/installed
 	@echo "Open $(CURDIR)/out/report/index.html"
 	@echo "It opens on a badly scaled regression: CAO at rank 10 solves it in a few dozen steps, Adam and SGD at their best"
 	@echo "rates do not in 400. Choose the task digits-mlp to see that on digits curvature does not pay."
+
+# The paper's experiments at its own size: data, suites and report, one run on each GPU at a time. The same command goes
+# on where it stopped. `make paper DRY_RUN=1` only says what there is to do and how long it takes here, as far as that
+# is known. For a torch that lies elsewhere: make paper BIN=/path/to/its/bin, with this package installed there.
+paper: $(if $(filter .venv/bin,$(BIN)),.venv/installed)
+ifdef DRY_RUN
+	for suite in paper sensitivity; do $(BIN)/cao suite $$suite --dry-run --data-dir $(DATA) || exit; done
+else
+	for name in cifar10 cifar100; do $(BIN)/cao data $$name --data-dir $(DATA) || exit; done
+	jobs=$$($(BIN)/python -c 'import torch; print(max(1, torch.cuda.device_count()))') && \
+	for suite in paper sensitivity; do $(BIN)/cao suite $$suite --jobs $$jobs --data-dir $(DATA) || exit; done
+	$(BIN)/cao report logs --out report
+endif
 
 # A crashed or hung test ends the run with its name: see [tool.pytest.ini_options] in pyproject.toml.
 # Two tests run side by side, so each gets one thread of two cores; OMP_NUM_THREADS=2 make test gives each two.

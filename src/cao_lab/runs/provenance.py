@@ -42,6 +42,28 @@ def circumstances(device: torch.device) -> dict[str, Any]:
         "device": device_name(device),
         "processor": processor_name(),
         "threads": torch.get_num_threads(),
+        "arithmetic": arithmetic(),
+    }
+
+
+def settle_arithmetic() -> None:
+    """Let a GPU compute in the precision that the run's config names, and choose its algorithms without racing them.
+
+    Sums whose order a GPU does not fix remain, so that two runs differ by rounding; to forbid these takes algorithms
+    that second derivatives do not have.
+    """
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = False, True
+
+
+def arithmetic() -> dict[str, bool]:
+    """Return the switches on which the last bits of a GPU depend."""
+    return {
+        "tf32_matmul": torch.backends.cuda.matmul.allow_tf32,
+        "tf32_cudnn": torch.backends.cudnn.allow_tf32,
+        "cudnn_benchmark": torch.backends.cudnn.benchmark,
+        "cudnn_deterministic": torch.backends.cudnn.deterministic,
+        "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
     }
 
 

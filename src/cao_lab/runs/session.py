@@ -27,7 +27,7 @@ from cao_lab.log.records import EpochRecord, LogError, Status
 from cao_lab.log.writing import RunLog
 from cao_lab.runs import checkpoint
 from cao_lab.runs.display import Display, tensorboard_writer
-from cao_lab.runs.provenance import circumstances, new_header, now
+from cao_lab.runs.provenance import circumstances, new_header, now, settle_arithmetic
 from cao_lab.runs.ranks import Ranks, joined_ranks, ranks_started
 from cao_lab.runs.stopping import StopRequest, stop_requests
 from cao_lab.runs.training import Training
@@ -120,6 +120,7 @@ def new_training(config: RunConfig, execution: Execution, ranks: Ranks) -> Train
     """Load the data and build the model and its optimizer, or say what is wrong with them."""
     if execution.threads is not None:
         torch.set_num_threads(execution.threads)
+    settle_arithmetic()
     if execution.tensorboard:
         tensorboard_writer()
     device = choose_device(execution.device)

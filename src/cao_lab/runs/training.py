@@ -222,17 +222,19 @@ class Training:
         self.ranks.share_buffers(self.model)
         dataset = self.task.dataset
         own = [self._sums(batch) for batch in evaluation_batches(dataset, EVALUATION_BATCH, self.ranks.share)]
-        losses, correct = zip(*self.ranks.in_turn(own), strict=True)
+        # Once for all batches, because to read a number is to wait for the GPU.
+        read = torch.stack(own).tolist() if own else []
+        losses, correct = zip(*self.ranks.in_turn([(loss, int(right)) for loss, right in read]), strict=True)
         samples = self._count(dataset.test_targets)
         return sum(losses) / samples, sum(correct) / samples
 
-    def _sums(self, batch: Batch) -> tuple[float, int]:
-        """Return the sums over a batch of the loss and of what is right."""
+    def _sums(self, batch: Batch) -> Tensor:
+        """Return the sums over a batch of the loss and of what is right, on the device."""
         inputs, targets = self.task.cast(batch)
         with self.task.autocast():
             outputs = self.model(channels_last(inputs, self.model))
             loss = self.task.loss_of_outputs(outputs, targets)
-        return loss.item() * self._count(targets), int(self._correct(outputs, targets))
+        return torch.stack([loss.double() * self._count(targets), self._correct(outputs, targets).double()])
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything that decides the next step, as plain data and tensors."""

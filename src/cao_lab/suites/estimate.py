@@ -1,16 +1,18 @@
 """What a suite would do and how long it would take, from one measured step of each of its tasks."""
 
+import json
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from pathlib import Path
 
 import torch
 
 from cao_lab.config import Execution, RunConfig, SlurmOptions
-from cao_lab.facts import CURVATURES
+from cao_lab.facts import CURVATURES, product_price_row
 from cao_lab.runs.methods.first_order import SGDConfig
 from cao_lab.runs.session import choose_device
 from cao_lab.runs.sharpness import EXTRA_PRODUCTS
@@ -52,6 +54,7 @@ def list_runs(name: str, execution: Execution, jobs: int, slurm: SlurmOptions | 
     runner = SuiteRunner(execution, jobs, StopRequest(), launcher)
     torch.set_num_threads(runner.threads)
     prices: dict[str, Measured | None] = {}
+    products = product_prices(execution.logs)
     total, count, missing = 0.0, 0, []
     for config in (replace(config, suite=folder) for config in next(rounds_of(suite), [])):
         if TrainingRun(config).outcome(execution.logs):
@@ -61,12 +64,13 @@ def list_runs(name: str, execution: Execution, jobs: int, slurm: SlurmOptions | 
             prices[config.task] = measured(config, execution)
         count += 1
         price = prices[config.task]
-        seconds = math.nan if price is None else START_SECONDS + run_seconds(config, price)
+        seconds = math.nan if price is None else START_SECONDS + run_seconds(config, price, products)
         missing += [config.dataset] if price is None else []
         total += 0 if price is None else seconds
-        yield f"{'no data' if price is None else duration(seconds):>8}  {config.folder}"
+        yield f"{'unknown' if price is None else duration(seconds):>8}  {config.folder}"
     if len(missing) < count or not count:
-        yield f"{duration(total / jobs):>8}  in all with {jobs} at a time"
+        counted = ", ".join(f"a {kind} product counts as {price:.1f} gradients" for kind, price in products.items())
+        yield f"{duration(total / jobs):>8}  in all with {jobs} at a time; {counted}"
     if missing:
         yield f"{'':>8}  {without_data(missing)}"
     if callable(suite):
@@ -105,9 +109,19 @@ def measured(config: RunConfig, execution: Execution) -> Measured | None:
     return Measured(fastest, math.ceil(size / batch), batch, evaluation)
 
 
-def run_seconds(config: RunConfig, price: Measured) -> float:
-    """Return what a run would take, a curvature product at its assumed price."""
-    product = CURVATURES[config.curvature]
+def product_prices(logs: Path) -> dict[str, float]:
+    """Return the price of a product of each kind in gradients: as `cao bench` has measured it, or assumed."""
+    try:
+        rows = json.loads((logs / "bench.json").read_text(encoding="utf-8"))
+        measured = {row["name"]: float(row["value"]) for row in rows if row["value"] is not None}
+    except (OSError, ValueError, TypeError, KeyError):
+        measured = {}
+    return {kind: measured.get(product_price_row(kind), price) for kind, price in CURVATURES.items()}
+
+
+def run_seconds(config: RunConfig, price: Measured, products: Mapping[str, float] = CURVATURES) -> float:
+    """Return what a run would take, a curvature product at its price."""
+    product = products[config.curvature]
     scale = (config.curvature_samples or price.batch) / price.batch
     gradients = price.steps_per_epoch * config.optimizer.gradients_per_step(product * scale)
     gradients += price.evaluation_steps
@@ -119,7 +133,7 @@ def run_seconds(config: RunConfig, price: Measured) -> float:
 def duration(seconds: float) -> str:
     """Return hours, minutes or seconds, whichever is readable."""
     if not math.isfinite(seconds):
-        return "?"
+        return "unknown"
     if seconds >= 3600:
         return f"{seconds / 3600:.1f} h"
     return f"{seconds / 60:.1f} min" if seconds >= 60 else f"{seconds:.0f} s"

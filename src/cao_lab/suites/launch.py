@@ -85,23 +85,41 @@ class Launcher(Protocol):
 
 
 class LocalProcesses:
-    """Starts each part as a process of its own on this machine."""
+    """Starts each part as a process of its own on this machine, spread over its GPUs if there are several."""
 
     def __init__(self, jobs: int) -> None:
         self.room, self.threads = jobs, max(1, cores() // jobs)
+        self.gpus, self.jobs = gpus(), list["LocalJob"]()
 
     def start(self, works: Sequence[Work], execution: Execution) -> list["LocalJob"]:
         """Start processes that a Ctrl-C in the terminal does not reach."""
-        return [LocalJob(work, execution) for work in works]
+        started = []
+        for work in works:
+            self.jobs = [job for job in self.jobs if not job.has_ended]
+            busy = [job.gpu for job in self.jobs]
+            gpu = min(self.gpus, key=busy.count, default=None) if execution.device != "cpu" else None
+            self.jobs.append(LocalJob(work, execution, gpu))
+            started.append(self.jobs[-1])
+        return started
+
+
+def gpus() -> list[str]:
+    """Return the GPUs of this machine that this process may use, as CUDA_VISIBLE_DEVICES names them."""
+    import torch  # noqa: PLC0415  # not for those who start nothing
+
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return [name.strip() for name in visible.split(",") if name.strip()]
+    return [str(number) for number in range(torch.cuda.device_count())]
 
 
 class LocalJob:
     """A part that a process of this machine carries out."""
 
-    def __init__(self, work: Work, execution: Execution) -> None:
-        self.work, self.reason = work, "it is still running"
+    def __init__(self, work: Work, execution: Execution, gpu: str | None = None) -> None:
+        self.work, self.gpu, self.reason = work, gpu, "it is still running"
         self.errors = tempfile.TemporaryFile()  # noqa: SIM115  # read when the process has ended
-        self.process = start_process(to_bytes(work, execution), self.errors, execution.threads)
+        self.process = start_process(to_bytes(work, execution), self.errors, execution.threads, gpu)
 
     @property
     def has_ended(self) -> bool:
@@ -125,9 +143,12 @@ class LocalJob:
         self.errors.close()
 
 
-def start_process(message: bytes, stderr: IO[bytes] | None, threads: int | None = None) -> "subprocess.Popen[bytes]":
-    """Start a process that does what a message of `to_bytes` says."""
+def start_process(
+    message: bytes, stderr: IO[bytes] | None, threads: int | None = None, gpu: str | None = None
+) -> "subprocess.Popen[bytes]":
+    """Start a process that does what a message of `to_bytes` says, on one GPU if it is told which."""
     limits = {} if threads is None else dict.fromkeys(THREAD_LIMITS, str(threads))
+    limits |= {} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu}
     process = subprocess.Popen(
         [sys.executable, "-m", __name__],
         stdin=subprocess.PIPE,

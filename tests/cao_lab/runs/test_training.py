@@ -233,6 +233,19 @@ def test_a_step_asks_the_device_for_no_number(digits, steps, monkeypatch):
     assert without_measurements([record]) == without_measurements([expected])
 
 
+def test_an_evaluation_asks_the_device_once(digits, monkeypatch):
+    training = Training(config(SGDConfig()), digits)
+    monkeypatch.setattr(training_module, "EVALUATION_BATCH", 100)
+    inputs, targets = digits.test_inputs, digits.test_targets
+    with torch.no_grad():
+        outputs = training.model.eval()((inputs.float() - digits.mean.view(1, -1, 1, 1)) / digits.std.view(1, -1, 1, 1))
+    loss, accuracy = torch.nn.functional.cross_entropy(outputs, targets), (outputs.argmax(1) == targets).float().mean()
+    with ScalarReads() as reads:
+        found = training.evaluate()
+    assert reads.count == 0
+    assert found == pytest.approx((loss.tolist(), accuracy.tolist()), rel=1e-5)
+
+
 def test_a_divergence_that_is_read_late_is_saved_and_ends_the_run(digits, monkeypatch):
     monkeypatch.setattr(training_module, "steps_between_reads", lambda _: 16)
     training = Training(config(SGDConfig(lr=1e30, max_gradient_norm=None), epochs=10), digits)

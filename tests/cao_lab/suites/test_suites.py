@@ -453,7 +453,7 @@ def test_dry_run_lists_runs_with_times_and_runs_nothing(tmp_path):
 def test_dry_run_without_the_data_still_lists(tmp_path, monkeypatch):
     monkeypatch.delenv("CAO_DATA", raising=False)
     lines = list(list_runs("mini-tuned", Execution(logs=tmp_path, threads=1), jobs=1))
-    assert "no data  mini-tuned/cifar100-resnet18w8-n5000/sgd-lr0.001/seed0" in lines[0]
+    assert "unknown  mini-tuned/cifar100-resnet18w8-n5000/sgd-lr0.001/seed0" in lines[0]
     assert "for 65 runs the data are not here; get them, then add --data-dir DIR: cao data " in lines[-2]
     assert "then more" in lines[-1]
 
