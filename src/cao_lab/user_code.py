@@ -2,10 +2,11 @@
 
 import importlib.util
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
+from typing import Any, cast
 
 from cao_lab.config import ConfigError
 
@@ -23,6 +24,17 @@ def import_file(path: Path) -> ModuleType:
     with explained(f"{path} cannot be imported"):
         spec.loader.exec_module(module)
     return module
+
+
+def user_function(target: str, otherwise: str, returns: str) -> Callable[[], Any]:
+    """Return the function that path.py:function names; `otherwise` says what a target must be."""
+    path, _, name = target.rpartition(":")
+    if not path.endswith(".py") or not name.isidentifier():
+        raise ConfigError(f"{target} {otherwise}")
+    function = getattr(import_file(Path(path)), name, None)
+    if not callable(function):
+        raise ConfigError(f"{path} has no function {name}; define one: {returns}")
+    return cast("Callable[[], Any]", function)
 
 
 @contextmanager

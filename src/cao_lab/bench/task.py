@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from cao import CAO, Eigenpairs
+from cao import CAO, Eigenpairs, Hessian
 from cao.curvature.operators import ParameterOperator
 from cao.linalg.columns import HERE, orthonormalize
-from cao_lab.runs.curvature import SampledLoss, curvature_of_graph
+from cao_lab.runs.curvature import SampledLoss
 from cao_lab.runs.session import choose_device
 from cao_lab.tasks.problems import channels_last
 from cao_lab.tasks.resnet import resnet18
@@ -59,7 +59,7 @@ class BatchTask:
     def operator(self, curvature: Curvature) -> ParameterOperator:
         """Return the curvature as an operator; the Hessian's graph is built here."""
         if curvature == "hessian":
-            return curvature_of_graph(self.loss(), self.params)
+            return Hessian(self.loss(), self.params)
         if curvature == "gauss-newton":
             whole = [(channels_last(self.inputs, self.model), self.targets)]
             return SampledLoss(self.model, cross_entropy, whole).curvature("gauss-newton")

@@ -1,7 +1,6 @@
 """Saving the state of a run so that a kill, a power cut or a full disk at any instant leaves a whole checkpoint."""
 
 import errno
-import hashlib
 import io
 import zipfile
 from collections.abc import Callable
@@ -9,16 +8,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
 
 from cao_lab.log.writing import sync
-from cao_lab.tasks.pickle_bounds import check_bounds
 
 State = dict[str, Any]
 Restored = TypeVar("Restored")
-
-CHECKSUM = "checksum"
-MOST_VALUES = 10**6
 
 
 class CheckpointError(RuntimeError):
@@ -40,7 +34,7 @@ def save(state: State, folder: Path) -> None:
     temporary = folder / "checkpoint.pt.new"
     try:
         with temporary.open("wb") as file:
-            torch.save({**state, CHECKSUM: checksum(state)}, file)
+            torch.save(state, file)
         sync(temporary)
     # A full disk reaches us as OSError from the file or as RuntimeError from torch's writer.
     except (OSError, RuntimeError) as error:
@@ -90,22 +84,12 @@ def read(path: Path) -> State:
         # torch.load skips the archive's checksums, so they are verified first.
         with zipfile.ZipFile(path) as archive:
             damaged = archive.testzip()
-            if damaged is not None:
-                raise CheckpointError(f"{path} is damaged in {damaged}")
-            for name in archive.namelist():
-                if name.endswith(".pkl"):
-                    check_bounds(io.BytesIO(archive.read(name)), is_checkpoint=True)
-        state = torch.load(path, map_location="cpu", weights_only=True)
-        if not isinstance(state, dict):
-            raise CheckpointError(f"{path} is not a checkpoint of a run")
-        # The archive's own checksums do not tell when another program has changed the state and saved it again.
-        if state.pop(CHECKSUM, None) != checksum(state):
-            raise CheckpointError(f"{path} is not as it was saved")
-    except CheckpointError:
-        raise
+        state = None if damaged else torch.load(path, map_location="cpu", weights_only=True)
     # Damage shows in as many ways as there are bytes; whatever it is, the file is of no use.
     except Exception as error:
         raise CheckpointError(f"{path} is damaged ({in_one_line(error)})") from error
+    if not isinstance(state, dict):
+        raise CheckpointError(f"{path} is damaged in {damaged}" if damaged else f"{path} is not a checkpoint of a run")
     return state
 
 
@@ -120,32 +104,6 @@ def from_bytes(content: bytes) -> State:
     """Return what `to_bytes` was given, on the CPU."""
     state: State = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     return state
-
-
-def checksum(state: State) -> str:
-    """Return a digest of all keys, types, shapes and numbers of a state."""
-    digest = hashlib.sha256()
-    left = MOST_VALUES
-
-    def add(value: Any) -> None:
-        nonlocal left
-        left -= 1
-        if left < 0:
-            raise ValueError("it has more values than a run ever saves")
-        if isinstance(value, Tensor):
-            digest.update(f"{value.dtype}{tuple(value.shape)}".encode())
-            digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-        elif isinstance(value, dict):
-            add(list(value.items()))
-        elif isinstance(value, list | tuple):
-            digest.update(f"{type(value).__name__}{len(value)}".encode())
-            for one in value:
-                add(one)
-        else:
-            digest.update(repr(value).encode())
-
-    add(state)
-    return digest.hexdigest()
 
 
 def in_one_line(error: Exception) -> str:

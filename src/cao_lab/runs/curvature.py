@@ -88,8 +88,3 @@ class Shifted:
     def __matmul__(self, columns: Tensor) -> Tensor:
         """Return (A + shift·I) times each column."""
         return (self.operator @ columns).add_(columns, alpha=self.shift)
-
-
-def curvature_of_graph(loss: Float[Tensor, ""], params: Sequence[Tensor]) -> ParameterOperator:
-    """Return the Hessian of a loss whose graph is alive."""
-    return Hessian(loss, params)

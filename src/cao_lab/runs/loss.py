@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from cao import Hessian
 from cao.curvature.operators import ParameterOperator
 from cao_lab.config import ConfigError, RunConfig
-from cao_lab.runs.curvature import SampledLoss, curvature_of_graph
+from cao_lab.runs.curvature import SampledLoss
 from cao_lab.runs.ranks import ALONE, Ranks
 from cao_lab.tasks.data import Batch, Dataset, curvature_batch
 from cao_lab.tasks.problems import build_model, channels_last, dataset_for, loss_function, regularizer
@@ -98,7 +99,7 @@ class BatchLoss:
         """Return the matrix of this process's share: of the loss, or of another sample taken in parts."""
         config, task = self.task.config, self.task
         if loss is not None and self.is_curvature_of_the_graph:
-            return curvature_of_graph(loss, task.params)
+            return Hessian(loss, task.params)
         parts = list(self._parts())
         if config.curvature == "gauss-newton":
             parts = [(channels_last(inputs, task.model), targets) for inputs, targets in parts]

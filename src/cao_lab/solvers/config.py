@@ -6,13 +6,15 @@ from typing import Literal
 
 import tyro
 
+from cao_lab.runs.settings import ConfigError
+
 MethodName = Literal[
     "sketched-lbfgs", "torch-lbfgs", "scipy-lbfgsb", "scipy-bfgs", "ssbfgs", "ssbroyden", "levenberg-marquardt",
     "target-ratio", "engd-w", "spring", "nncg", "lbfgs-nncg", "soap", "adam",
 ]  # fmt: skip
 
 
-class SolveError(Exception):
+class SolveError(ConfigError):
     """A problem that cannot be solved, and what to do about it."""
 
 

@@ -16,7 +16,7 @@ from cao import GrowingPoints
 from cao_lab.solvers.config import SolveError
 from cao_lab.tasks.pde import EQUATIONS
 from cao_lab.tasks.pde.problem import Problem, least_squares
-from cao_lab.user_code import import_file
+from cao_lab.user_code import user_function
 
 RETURNS = "it must return (params, loss or residuals[, error[, draw]])"
 
@@ -39,12 +39,9 @@ def load_problem(target: str) -> Problem:
 
 def problem_of_function(target: str) -> Problem:
     """Call the user's function, and return the problem it describes."""
-    path, _, name = target.rpartition(":")
-    if not path.endswith(".py") or not name.isidentifier():
-        raise SolveError(f"{target} is no problem; write path.py:function, or one of {', '.join(EQUATIONS)}")
-    function = getattr(import_file(Path(path)), name, None)
-    if not callable(function):
-        raise SolveError(f"{path} has no function {name}; define one: {RETURNS}")
+    function = user_function(
+        target, f"is no problem; write path.py:function, or one of {', '.join(EQUATIONS)}", RETURNS
+    )
     return as_problem(called(function, target), target)
 
 

@@ -8,6 +8,7 @@ from typing import Literal
 import tyro
 
 from cao_lab.facts import CurvatureName
+from cao_lab.runs.settings import ConfigError
 
 Mode = Literal["train", "eval"]
 
@@ -25,8 +26,8 @@ BOUNDS = {
 }
 
 
-class SpectrumError(Exception):
-    """A spectrum that cannot be taken, and why; no ValueError, which tyro would put into words of its own."""
+class SpectrumError(ConfigError):
+    """A spectrum that cannot be taken, and why."""
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from cao_lab.runs.loss import TrainingTask
 from cao_lab.spectrum.config import Mode, SpectrumConfig, SpectrumError
 from cao_lab.tasks.data import Batch, curvature_batch, load
 from cao_lab.tasks.problems import dataset_for
-from cao_lab.user_code import explained, import_file
+from cao_lab.user_code import explained, user_function
 
 RETURNS = "it must return (model, loss function, batches)"
 
@@ -67,11 +67,7 @@ def warn(message: str) -> None:
 def target_of_function(config: SpectrumConfig) -> Target:
     """Call the user's function, and keep as many of its samples as are asked for."""
     path, _, name = config.target.rpartition(":")
-    if not path.endswith(".py") or not name.isidentifier():
-        raise SpectrumError(f"{config.target} names no function; write {config.target.split(':')[0]}:function")
-    function = getattr(import_file(Path(path)), name, None)
-    if not callable(function):
-        raise SpectrumError(f"{path} has no function {name}; define one: {RETURNS}")
+    function = user_function(config.target, f"names no function; write {config.target.split(':')[0]}:function", RETURNS)
     with explained(f"{config.target} failed"):
         result = function()
     model, loss_of_outputs, batches = checked_result(result, config.target)

@@ -15,20 +15,8 @@ MOST_CHARACTERS = 1 << 30
 DEEPEST = 32
 
 NUMBERS = frozenset(
-    {
-        "INT",
-        "BININT",
-        "BININT1",
-        "BININT2",
-        "LONG",
-        "LONG1",
-        "LONG4",
-        "FLOAT",
-        "BINFLOAT",
-        "NONE",
-        "NEWTRUE",
-        "NEWFALSE",
-    }
+    {"INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT"}
+    | {"NONE", "NEWTRUE", "NEWFALSE"}
 )
 TEXTS = frozenset(
     {"STRING", "BINSTRING", "SHORT_BINSTRING", "BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BYTEARRAY8", "GLOBAL"}
@@ -65,12 +53,9 @@ class Extent:
         return self
 
 
-def check_bounds(file: Any, *, is_checkpoint: bool = False) -> None:
-    """Follow the instructions of a pickle, from something with `read` and `readline`; refuse what would be too much.
-
-    A checkpoint refers to tensors outside the pickle, and may hold a list or dict in two places.
-    """
-    machine = Machine(is_checkpoint)
+def check_bounds(file: Any) -> None:
+    """Follow the instructions of a pickle, from something with `read` and `readline`; refuse what would be too much."""
+    machine = Machine()
     for count, (opcode, argument, _) in enumerate(pickletools.genops(file)):
         if count > MOST_INSTRUCTIONS:
             raise UnpicklingError(f"it has more than {MOST_INSTRUCTIONS} instructions")
@@ -80,8 +65,7 @@ def check_bounds(file: Any, *, is_checkpoint: bool = False) -> None:
 class Machine:
     """The stack and the memory of an unpickler, with extents in the place of values."""
 
-    def __init__(self, is_checkpoint: bool) -> None:
-        self.is_checkpoint = is_checkpoint
+    def __init__(self) -> None:
         self.stack: list[Extent] = []
         self.marks: list[int] = []
         self.memory: dict[int, Extent] = {}
@@ -112,8 +96,6 @@ class Machine:
             self.memory[len(self.memory) if name == "MEMOIZE" else argument] = self.stack[-1]
         elif name in GETS:
             self.get(argument)
-        elif name == "BINPERSID" and self.is_checkpoint:
-            self.join(self.top(1), name)
         elif name not in NOTHING:
             raise UnpicklingError(f"it has an instruction {name}, which data never need")
 
@@ -127,7 +109,7 @@ class Machine:
 
     def get(self, place: int) -> None:
         """Refer to an earlier value; one that can still grow could come to contain itself."""
-        if self.memory[place].can_grow and not self.is_checkpoint:
+        if self.memory[place].can_grow:
             raise UnpicklingError("it refers to a list or dict more than once")
         self.stack.append(self.memory[place])
 

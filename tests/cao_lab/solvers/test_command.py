@@ -125,7 +125,7 @@ def test_a_problem_of_the_laboratory_has_its_name() -> None:
     ],
 )
 def test_what_cannot_be_solved_is_refused_in_one_line(tmp_path: Path, body: str, message: str) -> None:
-    with pytest.raises(SolveError, match=message) as caught:
+    with pytest.raises(ConfigError, match=message) as caught:
         load_problem(written(tmp_path, body))
     assert "\n" not in str(caught.value)
 
@@ -147,7 +147,7 @@ def test_a_file_that_does_not_exist_is_named() -> None:
 
 
 def test_a_target_that_names_nothing_lists_what_there_is() -> None:
-    with pytest.raises(SolveError, match=r"convectoin is no problem; write path\.py:function, or one of allen-cahn, "):
+    with pytest.raises(ConfigError, match=r"convectoin is no problem; write path\.py:function, or one of allen-cahn, "):
         load_problem("convectoin")
 
 

@@ -176,7 +176,7 @@ def test_a_damaged_checkpoint_is_not_measured(run_folder, tmp_path, capsys):
     ],
 )
 def test_a_wrong_target_is_explained_in_one_line(user_file, target, message):
-    with pytest.raises(SpectrumError, match=message) as caught:
+    with pytest.raises(ConfigError, match=message) as caught:
         load_target(quick(target.format(file=user_file)))
     assert "\n" not in str(caught.value)
 
