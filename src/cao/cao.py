@@ -12,7 +12,6 @@ from torch.optim import Optimizer
 
 from cao import advice
 from cao.checks import check_one_sketch, check_parameters, check_settings, check_unknown, is_numpy_number
-from cao.clock import timed
 from cao.linalg.columns import Eigenpairs
 from cao.linalg.eigensolvers import Solver, SolverName
 from cao.linalg.flat import FlatParams, space_of, storage_order
@@ -34,7 +33,7 @@ from cao.sketch.making import (
     note_part,
     shared_operator,
 )
-from cao.sketch.sketch import Counters, Progress, Sketch
+from cao.sketch.sketch import Counters, Progress, Sketch, timed
 from cao.state import add_progress, check_saved, hooked_load, load_progress, without_progress
 
 PAPER: Mapping[str, Any] = {

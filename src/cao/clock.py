@@ -2,10 +2,8 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import wraps
-from typing import Any
 
 import torch
 
@@ -71,17 +69,3 @@ class Clock:
     def _now(self) -> float:
         """Return the time of this process, since others may share its processor; or that on the wall."""
         return time.process_time() if self.device.type == "cpu" else time.perf_counter()
-
-
-def timed(refresh: Callable[..., bool]) -> Callable[..., bool]:
-    """Add the time of each refresh, which ends by reading numbers from the device, to its optimizer's progress."""
-
-    @wraps(refresh)
-    def watched(optimizer: Any, *arguments: Any, **settings: Any) -> bool:
-        began = time.perf_counter()
-        try:
-            return refresh(optimizer, *arguments, **settings)
-        finally:
-            optimizer._progress.seconds += time.perf_counter() - began
-
-    return watched

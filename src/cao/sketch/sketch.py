@@ -1,7 +1,9 @@
 """The sketch of the curvature, what an optimizer has done so far, and how both are laid out and renewed."""
 
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, wraps
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -134,3 +136,17 @@ class Progress(Track):
         self.hessian_products += products
         # The first sketch is what the method costs to begin with; a budget can only bound what comes after it.
         self.later_products += products if self.attempts > 1 or self.looks else 0
+
+
+def timed(refresh: Callable[..., bool]) -> Callable[..., bool]:
+    """Add the time of each refresh, which ends by reading numbers from the device, to its optimizer's progress."""
+
+    @wraps(refresh)
+    def watched(optimizer: Any, *arguments: Any, **settings: Any) -> bool:
+        began = time.perf_counter()
+        try:
+            return refresh(optimizer, *arguments, **settings)
+        finally:
+            optimizer._progress.seconds += time.perf_counter() - began
+
+    return watched
