@@ -102,7 +102,7 @@ def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one(cao, tmp_path, m
     assert code == 0
     assert "checkpoint.pt is damaged" in said
     assert [sorted(one) for one in read_header(again)["resumed"]] == [
-        ["at", "device", "git_commit", "processor", "ranks", "threads", "versions"]
+        ["arithmetic", "at", "device", "git_commit", "processor", "ranks", "threads", "versions"]
     ]
     assert [line.split(",")[:6] for line in (again / "epochs.csv").read_text().splitlines()] == expected
 
