@@ -18,7 +18,7 @@ from cao.curvature.linearized import Linearized
 from cao.curvature.operators import ParameterOperator
 from cao.finishing import Finish
 from cao.linalg.flat import check_whole
-from cao.quasi_newton.agreement import check_scale
+from cao.quasi_newton.agreement import check_scale, is_same, loss_of
 from cao.quasi_newton.dense import Dense
 from cao.quasi_newton.line_search import HagerZhang, Point
 from cao.quasi_newton.memory import Memory, is_dense_affordable, memory_in
@@ -170,7 +170,7 @@ class SketchedLBFGS(Optimizer):
             if self._is_finishing(here):
                 there = self._correct(objective, here)
             else:
-                self._renew(here)
+                self._renew(objective, here)
                 there = self._advance(objective, here)
             if there and settings["tolerance_change"] and change_between(here, there) < settings["tolerance_change"]:
                 reason = Reason.TOLERANCE_CHANGE
@@ -220,7 +220,7 @@ class SketchedLBFGS(Optimizer):
 
     def report(self) -> Report:
         """Return what the optimizer did, what it cost and what it advises: `print(optimizer.report())`."""
-        return report_on_lbfgs(self.status._asdict(), self.source is not None, self._params[0].dtype)
+        return report_on_lbfgs(self.status._asdict(), self.source is not None, self._settings["params"][0].dtype)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore everything that decides the next steps, bit for bit."""
@@ -289,7 +289,10 @@ class SketchedLBFGS(Optimizer):
 
     @property
     def _state(self) -> dict[str, Any]:
-        state: dict[str, Any] = self.state[self._params[0]]
+        """What is kept, with the first parameter that was trained; it may be frozen by now."""
+        params = self._settings["params"]
+        trained = self._progress.trainable or [index for index, p in enumerate(params) if p.requires_grad] or [0]
+        state: dict[str, Any] = self.state[params[trained[0]]]
         return state
 
     @property
@@ -323,6 +326,17 @@ class SketchedLBFGS(Optimizer):
         if not progress.repeats:
             progress.contradiction = [here.value, again.value]
             advice.warn_once("contradiction", advice.contradiction(here.value, again.value), progress.warned)
+
+    @torch.no_grad()
+    def _check_source(self, objective: Objective, here: Iterate, operator: ParameterOperator) -> None:
+        """Where the source's loss is not the closure's, look whether the closure has one, and if so which multiple."""
+        loss, progress = loss_of(self.source, operator, here, self.process_group), self._progress
+        if is_same(loss, here.value):
+            return
+        if not progress.repeats:
+            self._check_repeats(objective, here)
+        if progress.repeats:
+            check_scale(self.source, loss, here, self._params, self.process_group)
 
     def _advance(self, objective: Objective, here: Iterate) -> Iterate | None:
         """Search along the quasi-Newton direction and return where that led; None if it failed."""
@@ -373,7 +387,7 @@ class SketchedLBFGS(Optimizer):
         finish.judge(self._cost, there)
         # A dense matrix has learnt more than a sketch would tell, also of where these steps have led.
         if not finish.is_on and "dense" not in self._state:
-            self._refresh(there or here)
+            self._refresh(objective, there or here)
         return there
 
     @property
@@ -431,12 +445,12 @@ class SketchedLBFGS(Optimizer):
         has_reason = is_new or has_slowed(trace, progress.price)
         return not is_quiet and is_affordable(progress.paid, progress.evaluations) and has_reason
 
-    def _renew(self, here: Iterate) -> None:
+    def _renew(self, objective: Objective, here: Iterate) -> None:
         """Let a dense matrix take over, or make a new sketch, if either is due."""
         if self._is_dense_due(here):
             Dense.of(self._state, self._pairs)
         elif self._is_refresh_due(here):
-            self._refresh(here)
+            self._refresh(objective, here)
 
     def _is_dense_due(self, here: Iterate) -> bool:
         """Whether a dense matrix is to take over what has been learnt."""
@@ -453,7 +467,7 @@ class SketchedLBFGS(Optimizer):
         return has_settled(landmarks, settling_window(self._size, progress.price))
 
     @torch.enable_grad()
-    def _refresh(self, here: Iterate) -> None:
+    def _refresh(self, objective: Objective, here: Iterate) -> None:
         """Sketch the curvature where the parameters are now; a sketch that is not finite is discarded.
 
         The failed search that asked for it would then repeat itself, so steps are shortened.
@@ -470,7 +484,7 @@ class SketchedLBFGS(Optimizer):
         count = source.residuals.numel() if isinstance(source, Linearized) else 0
         progress.residuals = int(largest_of_all(count, start.device, self.process_group))
         if progress.refreshes == 0:
-            check_scale(self.source, operator, here, self._params, self.process_group)
+            self._check_source(objective, here, operator)
         progress.refreshes += 1
         progress.last_refresh = progress.iterations
         progress.products += pairs.products

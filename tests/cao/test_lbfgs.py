@@ -420,8 +420,10 @@ def test_no_point_is_tried_twice_after_a_failed_search(
 
     optimizer.step(misleading)
     assert optimizer.status.reason == "no step lowers the loss"
+    # A source of another loss makes the closure be called again at the first sketch, which is at the start.
+    tried = visited[visited[0] == visited[1] :]
     # The shortest steps differ by less than a position can show.
-    seen = [point for point in visited if point != pytest.approx(problem.theta.tolist(), rel=1e-12, abs=0)]
+    seen = [point for point in tried if point != pytest.approx(problem.theta.tolist(), rel=1e-12, abs=0)]
     assert len(set(seen)) == len(seen) > 10
     assert optimizer.status.refreshes <= (good_iterations + 2 if settings["source"] else 0)
 

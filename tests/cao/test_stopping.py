@@ -10,7 +10,7 @@ import torch
 from scipy import optimize
 from torch import Tensor
 
-from cao import LeastSquares, SketchedLBFGS
+from cao import GaussNewton, LeastSquares, SketchedLBFGS
 from cao.quasi_newton.objective import Iterate
 from cao.quasi_newton.progress import Progress
 from cao.quasi_newton.stopping import stuck_at, watch
@@ -145,6 +145,45 @@ def test_a_closure_with_new_points_at_each_call_is_named(max_iter: int) -> None:
     assert "Draw points or batches once" in only
 
 
+def test_a_closure_with_new_points_is_named_before_the_spectrum_is_blamed() -> None:
+    theta, points = torch.ones(2, dtype=torch.float64, requires_grad=True), torch.zeros(20, dtype=torch.float64)
+    generator = torch.Generator().manual_seed(0)
+
+    def residuals() -> Tensor:
+        return theta[0] * points + theta[1] - points.square()
+
+    def closure() -> Tensor:
+        points.copy_(torch.rand(20, generator=generator, dtype=torch.float64))
+        theta.grad = None
+        loss = residuals().square().sum()
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss
+
+    # One step, with evaluations enough for a sketch and for no search that fails.
+    optimizer = SketchedLBFGS([theta], source=LeastSquares(residuals, [theta]), refresh=1, max_iter=2)
+    with pytest.warns(UserWarning, match="at the same parameters: L-BFGS needs one function"):
+        optimizer.step(closure)
+    (only,) = optimizer.report().advice
+    assert "Draw points or batches once" in only
+
+
+@pytest.mark.parametrize("factor", [1 / 40, 10.0])
+def test_a_gauss_newton_source_of_a_multiple_is_refused_too(factor: float) -> None:
+    model = torch.nn.Linear(3, 1, dtype=torch.float64)
+    inputs = torch.rand(40, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    source = GaussNewton(model, inputs, lambda outputs: (outputs - 1).square().sum())
+    optimizer = SketchedLBFGS(model.parameters(), source=source, refresh=1, max_iter=5)
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss: Tensor = factor * (model(inputs) - 1).square().sum()
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss
+
+    with pytest.raises(ValueError, match=f"got {1 / factor:.6g} times it"):
+        optimizer.step(closure)
+
+
 @pytest.mark.parametrize("kind", ["residuals", "products", "function", "batches"])
 @pytest.mark.parametrize("factor", [1 / 40, 0.5, 10.0])
 def test_a_source_that_is_a_multiple_of_the_closure_is_refused(kind: str, factor: float) -> None:
@@ -208,9 +247,13 @@ def test_frozen_parameters_are_named_and_may_be_unfrozen() -> None:
     fit.theta.requires_grad_(False)
     with pytest.raises(ValueError, match=r"no parameter requires a gradient any more; unfreeze"):
         optimizer.step(lambda: torch.zeros(()))
+    assert "not started" in str(optimizer.report())
     fit.theta.requires_grad_()
     optimizer.step(fit.closure)
     assert optimizer.status.iterations > 0
+    before = optimizer.status
+    fit.theta.requires_grad_(False)
+    assert optimizer.status == before
 
 
 def test_parameters_without_entries_are_refused() -> None:

@@ -69,6 +69,10 @@ class GaussNewton:
                 energies[index - 1] = (weighted * tangent).sum()
         return product if self._is_trusted(columns, product, energies, leaf.dtype) else self @ columns
 
+    def loss(self) -> Tensor:
+        """Return the loss where the parameters are now."""
+        return checked_loss(self.loss_of_outputs(self._outputs()))
+
     def _outputs(self) -> Tensor:
         if isinstance(self.inputs, Mapping):
             outputs = self.model(**self.inputs)

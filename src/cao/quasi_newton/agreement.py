@@ -1,5 +1,6 @@
 """Whether the source of curvature speaks of the loss that the closure returns, or of a multiple of it."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from cao.autograd.isolation import isolated_forward
+from cao.curvature.gauss_newton import GaussNewton
 from cao.curvature.least_squares import LeastSquares
 from cao.curvature.linearized import Linearized
 from cao.curvature.operators import ParameterOperator, agreed
@@ -18,22 +20,29 @@ from cao.quasi_newton.objective import Iterate
 CLOSE = 1e-3
 
 
-def check_scale(source: Any, operator: Any, here: Iterate, params: list[Tensor], group: Any) -> None:
-    """Refuse a source whose loss is a multiple of the closure's: one of the two must be a mistake.
-
-    Both the loss and its gradient must be that multiple. A constant or a further term in one of them, such as a weight
-    decay that is not among the residuals, is no mistake. The gradient costs one evaluation, where the losses differ.
-    """
-    if isinstance(source, ParameterOperator) and not isinstance(source, LeastSquares):
-        return  # It knows products only.
+def loss_of(source: Any, operator: Any, here: Iterate, group: Any) -> float:
+    """Return the loss that the source speaks of; NaN if it knows products only."""
+    if isinstance(source, ParameterOperator) and not isinstance(source, LeastSquares | GaussNewton):
+        return math.nan
 
     def compute_loss() -> Tensor:
         numbers = operator.loss if isinstance(operator, Linearized) else evaluated(source, here, [])
         return numbers.reshape(1).to(here.gradient)
 
-    loss = float(averaged(compute_loss, here, group))
-    if not abs(loss - here.value) > CLOSE * abs(here.value):
-        return
+    return float(averaged(compute_loss, here, group))
+
+
+def is_same(loss: float, other: float) -> bool:
+    """Whether two losses are one; what is not a number says nothing."""
+    return not abs(loss - other) > CLOSE * abs(other)
+
+
+def check_scale(source: Any, loss: float, here: Iterate, params: list[Tensor], group: Any) -> None:
+    """Refuse a source whose loss is a multiple of the closure's: one of the two must be a mistake.
+
+    Both the loss and its gradient must be that multiple. A constant or a further term in one of them, such as a weight
+    decay that is not among the residuals, is no mistake. The gradient costs one evaluation.
+    """
     gradient = averaged(lambda: evaluated(source, here, params), here, group)[:-1]
     factor = float(gradient @ here.gradient / here.gradient.square().sum())
     is_parallel = float((gradient - factor * here.gradient).norm()) <= CLOSE * float(gradient.norm())
@@ -49,7 +58,10 @@ def check_scale(source: Any, operator: Any, here: Iterate, params: list[Tensor],
 def evaluated(source: Any, here: Iterate, params: list[Tensor]) -> Float[Tensor, " n+1"]:
     """Return the gradient of the source's loss and behind it the loss, a mean if it is a function that yields many."""
     with isolated_forward(here.gradient.device):
-        result = source.residuals().square().sum() if isinstance(source, LeastSquares) else source()
+        if isinstance(source, LeastSquares):
+            result = source.residuals().square().sum()
+        else:
+            result = source.loss() if isinstance(source, GaussNewton) else source()
         rows = []
         for loss in [result] if isinstance(result, Tensor) else result:
             parts = torch.autograd.grad(loss, params, allow_unused=True) if params else ()
