@@ -30,11 +30,12 @@ def network() -> nn.Module:
     return nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 32), nn.Tanh(), nn.Linear(32, 10))
 
 
-def rate_at_the_edge(picture: Path) -> float:
+def rate_at_the_edge(picture: Path, log: Path | None = None) -> float:
     """Let the rate rise until the sharpness is at the edge of stability, draw how, and return the rate."""
     model = network()
     optimizer = SGD(model.parameters(), lr=1e-3, momentum=0.9)
-    watch = Sharpness(optimizer, every=10, budget=None)  # A short run may look as often as it likes.
+    # A short run may look as often as it likes.
+    watch = Sharpness(optimizer, every=10, budget=None, tell=[log] if log else [])
     while not watch.ratio > 1:
         for inputs, labels in batches():
             loss = cross_entropy(model(inputs), labels)
@@ -61,8 +62,8 @@ def loss_after(rate: float, epochs: int) -> float:
     return loss.item() if math.isfinite(loss.item()) else math.inf
 
 
-def main(epochs: int, out: Path) -> None:
-    edge = rate_at_the_edge(out)
+def main(epochs: int, out: Path, log: Path | None = None) -> None:
+    edge = rate_at_the_edge(out, log)
     for part in (0.05, 0.5, 5.0):
         print(f"{part:g} of the rate at the edge, {part * edge:.3g}: loss {loss_after(part * edge, epochs):.3g}")
     print(f"wrote {out}")
@@ -72,5 +73,6 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--out", type=Path, default=Path("out/largest_safe_rate.png"))
+    parser.add_argument("--log", type=Path, help="where to write what was seen, for cao watch and cao report")
     arguments = parser.parse_args()
-    main(arguments.epochs, arguments.out)
+    main(arguments.epochs, arguments.out, arguments.log)

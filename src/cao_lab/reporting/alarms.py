@@ -5,8 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
+from matplotlib.figure import Figure
 from pandas import DataFrame
 
+from cao_lab.reporting.figures import styled
 from cao_lab.reporting.tabular import Table
 
 RUNS, LOOKS = "runs.csv", "looks.csv"
@@ -114,3 +116,30 @@ def watch_tables(logs: Path, missing: list[str]) -> list[Table]:
     """Return the tables of the suite, if there are logs of it."""
     watched, long = load_watched(logs / "watch", missing), load_watched(logs / "watch/long", missing)
     return [] if watched is None or long is None else [watch_goals_table(watched, long), alarms_table(watched.runs)]
+
+
+def readings_in(logs: Path, missing: list[str]) -> DataFrame | None:
+    """Return what a `Sharpness` wrote to `watch.csv` beside the suites, None if there is no such file."""
+    path = logs / "watch.csv"
+    if not path.is_file():
+        return None
+    try:
+        return pd.read_csv(path)[["step", "sharpness", "preconditioned", "ratio", "lr", "edge"]].astype(float)
+    except (KeyError, ValueError) as error:
+        missing.append(f"{path.name}: {' '.join(str(error).split())}, left out")
+        return None
+
+
+@styled
+def sharpness_figure(readings: DataFrame) -> Figure:
+    """Draw how a training comes near its edge of stability: the curvature above, its ratio to the edge below."""
+    figure = Figure(figsize=(6.5, 4), layout="constrained")
+    above, below = figure.subplots(2, 1, sharex=True)
+    above.plot(readings["step"], readings["preconditioned"], label="curvature as the optimizer feels it")
+    above.plot(readings["step"], readings["edge"], "--", label="edge of stability")
+    below.plot(readings["step"], readings["ratio"])
+    below.axhline(1, color="0.4", linestyle="--", linewidth=1)
+    above.set(yscale="log", ylabel="curvature")
+    below.set(xlabel="step", ylabel="ratio to the edge", ylim=(0, None))
+    above.legend(frameon=False)
+    return figure

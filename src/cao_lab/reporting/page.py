@@ -24,6 +24,8 @@ BADGES = {
 }  # fmt: skip
 SILENT = (Verdict.UNTESTED, Verdict.UNTESTABLE)
 """Verdicts that say nothing of the claim, and stand last."""
+FEW_PICTURES = 3
+"""So many are shown without being asked for."""
 PLURAL = {
     Verdict.HOLDS: "hold", Verdict.FAILS: "do not hold", Verdict.RATE: "hold only because of the learning rate",
     Verdict.TIE: "are a tie", Verdict.UNDECIDED: "are open",
@@ -197,20 +199,22 @@ def figure_links(figures: list[str]) -> str:
 
 
 def pictures(figures: list[str]) -> str:
-    """Return the figures of suites that have no curves to choose from: solvers and sweeps over rates."""
-    shown = [name for name in figures if name.split("/", maxsplit=1)[0] in suites_of(["solvers", "rates"])]
+    """Return the figures that have no curves to choose from: of solvers, sweeps over rates and sharpness."""
+    folders = (*suites_of(["solvers", "rates"]), "sharpness")
+    shown = [name for name in figures if name.split("/", maxsplit=1)[0] in folders]
+    opened = " open" if len(shown) <= FEW_PICTURES else ""
     items = "".join(
-        f'<details class="table"><summary>{escape(figure_title(name))}</summary><img src="figures/{escape(name)}.png"'
-        f' alt="{escape(figure_title(name))}" loading="lazy" width="100%"></details>'
+        f'<details class="table"{opened}><summary>{escape(figure_title(name))}</summary><img src="figures/{escape(name)}.png"'
+        f' alt="{escape(figure_title(name))}" loading="lazy" class="picture"></details>'
         for name in shown
     )
     return items or "<p>There are no logs of such suites.</p>"
 
 
 def figure_title(name: str) -> str:
-    """Return "Suite scientific: loss, seconds" for `scientific/loss-seconds`."""
+    """Return "Scientific: loss seconds" for `scientific/loss-seconds`."""
     suite, _, rest = name.partition("/")
-    return f"Suite {suite}: {rest.replace('-', ' ')}"
+    return f"{suite.replace('-', ' ').capitalize()}: {rest.replace('-', ' ')}"
 
 
 def provenance(runs: DataFrame) -> DataFrame:

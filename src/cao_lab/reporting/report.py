@@ -17,7 +17,7 @@ from tqdm import tqdm
 from cao_lab.facts import SUITES, suites_of
 from cao_lab.log.header import read_sweeps
 from cao_lab.log.records import SolveRun
-from cao_lab.reporting.alarms import watch_tables
+from cao_lab.reporting.alarms import readings_in, sharpness_figure, watch_tables
 from cao_lab.reporting.claims import audit
 from cao_lab.reporting.figures import STYLE
 from cao_lab.reporting.logreader import Logs, ReportError, load_logs
@@ -73,6 +73,7 @@ class Beside:
     solves: list[SolveRun]
     swept: list[Duel]
     watched: list[Table]
+    readings: DataFrame | None
 
     def figures(self) -> Figures:
         """Return their figures: of solvers the loss over evaluations or a profile, and the loss over seconds."""
@@ -88,6 +89,8 @@ class Beside:
             found["robust/loss-by-rate"] = partial(rates_figure, self.swept)
             found["robust/rank-and-cost-by-rate"] = partial(effort_figure, self.swept)
             found["robust/edge"] = partial(edge_figure)
+        if self.readings is not None:
+            found["sharpness/edge-of-stability"] = partial(sharpness_figure, self.readings)
         return found
 
     def tables(self) -> list[Table]:
@@ -100,7 +103,8 @@ def load_beside(logs: Path, missing: list[str]) -> Beside:
     """Read all suites of solvers, of sweeps and of alarms."""
     swept = [duels(read_sweeps(logs / suite, missing)) for suite in suites_of(["rates"])]
     watched = watch_tables(logs, missing)
-    return Beside(load_solves(logs, missing), [duel for suite in swept for duel in suite], watched)
+    every_duel = [duel for suite in swept for duel in suite]
+    return Beside(load_solves(logs, missing), every_duel, watched, readings_in(logs, missing))
 
 
 def write_parts(out: Path, figures: Figures, tables: list[Table]) -> None:

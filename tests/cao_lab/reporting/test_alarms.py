@@ -1,6 +1,6 @@
 import pandas as pd
 
-from cao_lab.reporting.alarms import ALARMS, heard, is_reached, watch_tables
+from cao_lab.reporting.alarms import ALARMS, heard, is_reached, readings_in, sharpness_figure, watch_tables
 
 
 def runs(*pairs: tuple[float | None, float | None]) -> pd.DataFrame:
@@ -41,3 +41,19 @@ def test_the_tables_judge_accuracy_by_long_runs_and_alarms_by_the_others(tmp_pat
     assert goals.cells["at 1 %"].tolist() == ["0.05", "0.009", "0.009", "1", "0", "50"]
     assert goals.cells["reached at 1 %"].tolist() == ["yes", "yes", "", "yes", "yes", "no"]
     assert alarms.cells["at least 10 steps ahead"].tolist() == ["1 of 1"] * len(ALARMS)
+
+
+def test_what_a_sharpness_wrote_beside_the_logs_is_drawn(tmp_path):
+    row = {"step": 10, "sharpness": 3.0, "preconditioned": 3.0, "ratio": 0.5, "lr": 0.1, "edge": 6.0}
+    pd.DataFrame([row, row | {"step": 20, "ratio": 1.5}]).to_csv(tmp_path / "watch.csv")
+    (above, below) = sharpness_figure(readings_in(tmp_path, [])).axes
+    assert below.get_lines()[0].get_ydata().tolist() == [0.5, 1.5]
+    assert above.get_lines()[1].get_ydata().tolist() == [6.0, 6.0]
+
+
+def test_a_file_that_no_sharpness_wrote_is_told_of(tmp_path):
+    (tmp_path / "watch.csv").write_text("a,b\n1,2\n")
+    missing = []
+    assert readings_in(tmp_path, missing) is None
+    assert missing[0].startswith("watch.csv: ")
+    assert readings_in(tmp_path / "empty", []) is None
