@@ -73,10 +73,6 @@ class Steps:
         image = self.matrix @ q
         return float(-(2 * self.constant + image) @ image)
 
-    def slope(self, q: Float[Tensor, " n"]) -> float:
-        """Return the derivative of the sum of squares along a step."""
-        return float(2 * self.constant @ (self.matrix @ q))
-
     @cached_property
     def hope(self) -> float:
         """What the whole step could bring, apart from directions that are all but undetermined."""

@@ -12,8 +12,8 @@ from cao.fitting.problem import Local, Problem
 from cao.fitting.progress import Ending, Observer, State, Tolerances
 from cao.fitting.steps import Steps
 
-# Moré's numbers (1978): the first radius in lengths of the scaled parameters, what is accepted, and what is trusted.
-FIRST_RADIUS = 100.0
+# The first radius in lengths of the scaled parameters, what is accepted, and what is trusted.
+FIRST_RADIUS = 1.0
 ACCEPTED = 1e-4
 POOR, GOOD = 0.25, 0.75
 
@@ -43,7 +43,7 @@ class TrustRegion:
         ending: Ending | None = None
         try:
             while True:
-                local = self._linearize()
+                local = self.local or self._linearize()
                 ending = ending or self._ending_at(local)
                 if ending:
                     return ending
@@ -82,6 +82,11 @@ class TrustRegion:
         return torch.where(self.longest > 0, self.longest, 1.0)
 
     @property
+    def _precision(self) -> float:
+        """The rounding of a loss, as a share of it."""
+        return 10 * float(torch.finfo(self.variables.flat.dtype).eps)
+
+    @property
     def _size(self) -> float:
         return float((self.longest * self.position).norm())
 
@@ -95,7 +100,7 @@ class TrustRegion:
         if float(cosines.max()) <= self.tolerances.gtol:
             return Ending.GTOL
         self.first = self.first or local.loss
-        if local.loss <= (10 * torch.finfo(local.residuals.dtype).eps) ** 2 * self.first:
+        if local.loss <= self._precision**2 * self.first:
             return Ending.ROUNDING
         return Ending.MAX_EVALUATIONS if self.evaluations >= self.tolerances.evaluations else None
 
@@ -103,6 +108,8 @@ class TrustRegion:
         """Try steps until one lowers the loss; return why there should be no other, if there is a reason."""
         units, origin = self._units, self.position
         steps = steps_from(local, units, origin, self.variables.box)
+        if steps.hope <= self._precision * local.loss:
+            return Ending.ROUNDING
         if math.isinf(self.radius):
             self.radius = FIRST_RADIUS * (self._size or 1.0)
         while True:
@@ -113,10 +120,10 @@ class TrustRegion:
             predicted, actual = steps.decrease(q), local.loss - loss
             ratio = actual / predicted if math.isfinite(loss) and predicted > 0 else -math.inf
             length = float(q.norm())
-            self._resize(ratio, length, steps.slope(q), actual, local.loss)
+            self._resize(ratio, length)
             ending = self._ending_after(steps, local.loss, actual, length)
             if ratio > ACCEPTED:
-                self.position = position
+                self.position, self.local = position, None
                 self.iterations += 1
                 ending = self._shown(local, loss, float((position - origin).norm())) or ending
             else:
@@ -138,30 +145,24 @@ class TrustRegion:
         )
         return Ending.STOPPED if self.observer.is_stopped_by(state) else None
 
-    def _resize(self, ratio: float, length: float, slope: float, actual: float, loss: float) -> None:
+    def _resize(self, ratio: float, length: float) -> None:
         """Change the radius by how well the loss was predicted."""
-        if self.iterations == 0:
-            self.radius = min(self.radius, length)
         if ratio <= POOR:
-            # Where a parabola through loss, slope and new loss has its minimum, and not less than a tenth.
-            share = 0.5 if actual >= 0 else slope / (2 * (slope + actual))
-            share = share if actual > -99 * loss and share >= 0.1 else 0.1
-            self.radius = share * min(self.radius, 10 * length)
-            self.damping /= share
-        elif ratio >= GOOD or self.damping == 0:
-            self.radius = 2 * length
+            self.radius = min(length, self.radius) / 4
+            self.damping *= 4
+        elif ratio >= GOOD and self.damping > 0:
+            self.radius *= 2
             self.damping /= 2
 
     def _ending_after(self, steps: Steps, loss: float, actual: float, length: float) -> Ending | None:
         """Whether nothing is left to do after a trial: a small decrease alone may be due to a small radius."""
-        precision = torch.finfo(self.variables.flat.dtype).eps
-        least = max(self.tolerances.ftol, 10 * precision) * loss
+        least = max(self.tolerances.ftol, self._precision) * loss
         if actual <= least and steps.hope <= least:
             return Ending.FTOL
-        if self.damping == 0 and length <= max(self.tolerances.xtol, precision) * self._size:
+        if self.damping == 0 and length <= max(self.tolerances.xtol, self._precision) * self._size:
             return Ending.XTOL
-        if actual <= 0 and self.radius <= precision * self._size:
-            return Ending.NO_DECREASE if steps.hope > math.sqrt(precision) * loss else Ending.ROUNDING
+        if actual <= 0 and self.radius <= self._precision * self._size:
+            return Ending.NO_DECREASE if steps.hope > math.sqrt(self._precision) * loss else Ending.ROUNDING
         return None
 
 

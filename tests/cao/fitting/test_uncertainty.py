@@ -94,7 +94,7 @@ def test_a_coefficient_beside_a_network_has_the_variance_of_the_whole_inverse():
     net, slope, x = network_and_coefficient(3)
     data = torch.sin(3 * x) + 2 * x.square() + 0.1 * random(60, 1)
     found = cao.fit(
-        lambda: net(x) + slope * x.square() - data, [("slope", slope), *net.named_parameters()], max_evaluations=200
+        lambda: net(x) + slope * x.square() - data, [("slope", slope), *net.named_parameters()], max_evaluations=4
     )
     names = [name for name, _ in net.named_parameters()]
 
