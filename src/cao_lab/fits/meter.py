@@ -1,7 +1,7 @@
 """What a method is billed on a problem, and the lowest loss it has reached by then."""
 
 from collections.abc import Callable
-from time import perf_counter
+from time import process_time
 from typing import Any
 
 import numpy as np
@@ -27,7 +27,7 @@ class Meter:
         self.bill, self.lowest, self.best = 0, np.inf, problem.start
         self.trace: list[tuple[int, float]] = []
         """Where the lowest loss was lowered: the bill, and the loss."""
-        self.began = perf_counter()
+        self.began = process_time()
         self._values: tuple[Array, Array] | None = None
         self._slopes: tuple[Array, Array] | None = None
 
@@ -58,7 +58,7 @@ class Meter:
         return result
 
     def _charge(self, price: int) -> None:
-        if self.bill + price > self.most or perf_counter() - self.began > SECONDS:
+        if self.bill + price > self.most or process_time() - self.began > SECONDS:
             raise Spent
         self.bill += price
 

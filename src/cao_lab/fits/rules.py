@@ -20,8 +20,8 @@ GRADIENT = 2
 DIGITS = 6
 """A fit of NIST's is solved where every parameter has so many digits of the certified value."""
 
-SECONDS = 60.0
-"""A method may take so long on a problem; beyond that what it has found counts."""
+SECONDS = 10.0
+"""A method may take so many seconds of the processor on a problem; beyond that what it has found counts."""
 
 HALF_WIDTH = 0.5
 """Bounded variants: each number may move by this share of its own start, or of 1 if that is more."""

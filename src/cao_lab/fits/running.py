@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from time import perf_counter
+from time import process_time
 
 import numpy as np
 import torch
@@ -59,14 +59,12 @@ def carry_out(folder: Path, logs: Path) -> Iterator[str]:
     logs.mkdir(parents=True, exist_ok=True)
     for suite, members in problems(folder).items():
         path = logs / f"{suite}.csv"
-        if path.exists():
-            continue
-        results = []
+        known = {one.problem for one in read_file(path)} if path.exists() else set()
         for problem in members:
-            ran = [solved(problem, name, method) for name, method in METHODS.items() if is_able(method, problem)]
-            results += ran
-            yield f"{suite} {problem.name}: " + ", ".join(f"{one.method} {one.lowest:.6g}" for one in ran)
-        write(path, results)
+            if problem.name not in known:
+                ran = [solved(problem, name, method) for name, method in METHODS.items() if is_able(method, problem)]
+                write(path, ran)
+                yield f"{suite} {problem.name}: " + ", ".join(f"{one.method} {one.lowest:.6g}" for one in ran)
 
 
 def is_able(method: FitMethod, problem: FitProblem) -> bool:
@@ -77,7 +75,7 @@ def is_able(method: FitMethod, problem: FitProblem) -> bool:
 def solved(problem: FitProblem, name: str, method: FitMethod) -> Result:
     """Run a method on a problem."""
     meter = Meter(problem, by_gradients=method.by_gradients)
-    began = perf_counter()
+    began = process_time()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -97,7 +95,7 @@ def solved(problem: FitProblem, name: str, method: FitMethod) -> Result:
         meter.lowest,
         digits(meter.best, problem.certified),
         meter.bill,
-        perf_counter() - began,
+        process_time() - began,
         ended,
         meter.trace,
     )
@@ -112,10 +110,12 @@ def digits(found: Array, certified: Array | None) -> float:
 
 
 def write(path: Path, results: Sequence[Result]) -> None:
-    """Write a collection's results."""
-    with path.open("w", newline="", encoding="utf-8") as file:
+    """Add results to those of their collection."""
+    is_new = not path.exists()
+    with path.open("a", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
-        writer.writerow(COLUMNS)
+        if is_new:
+            writer.writerow(COLUMNS)
         for one in results:
             trace = " ".join(f"{bill}:{loss:.17g}" for bill, loss in thinned(one.trace))
             numbers = (one.size, f"{one.start:.17g}", f"{one.lowest:.17g}", f"{one.digits:.2f}", one.bill)
