@@ -10,8 +10,8 @@ import shlex
 import shutil
 import sys
 import time
-from collections.abc import Callable
-from importlib import metadata
+from collections.abc import Callable, Iterable
+from importlib import import_module, metadata
 from pathlib import Path
 from typing import Annotated, Literal, NoReturn
 
@@ -91,43 +91,29 @@ def suite(
     """
     if jobs < 1:
         raise ConfigError(f"jobs must be at least 1, got {jobs}")
-    if kind_of(name) and not dry_run:  # A folder that cannot be written to shows at once, and not in each run.
+    kind = kind_of(name)
+    if kind and not dry_run:  # A folder that cannot be written to shows at once, and not in each run.
         output_folder(execution.logs)
     if is_under_torchrun():
         raise ConfigError("cao suite starts processes itself, and torchrun would start all of them again; do without")
-    if launcher == "slurm" and kind_of(name) in RUN_ELSEWHERE:
+    if launcher == "slurm" and kind in RUN_ELSEWHERE:
         raise ConfigError(f"--launcher slurm carries out training runs, and {name} has none; use --jobs alone")
-    if kind_of(name) == "rates":
-        from cao_lab.suites.robust import list_robust, run_robust
-
-        if dry_run:
-            print("\n".join(list_robust(execution)))
-            return 0
-        return run_robust(execution, jobs)
-    if kind_of(name) == "alarms":
-        from cao_lab.suites.watch import run_watch
-
-        return run_watch(execution, dry_run)
-    if kind_of(name) == "solvers":
-        return suite_of_contests(name, jobs, dry_run, execution)
+    if kind is not None and kind in RUN_ELSEWHERE:
+        module = import_module(f"cao_lab.suites.{RUN_ELSEWHERE[kind]}")
+        return told(module.list_suite(name, execution)) if dry_run else int(module.run_suite(name, execution, jobs))
+    options = slurm if launcher == "slurm" else None
     if dry_run:
         from cao_lab.suites.estimate import list_runs
 
-        for line in list_runs(name, execution, jobs, slurm if launcher == "slurm" else None):
-            print(line)
-        return 0
+        return told(list_runs(name, execution, jobs, options))
     from cao_lab.suites.runner import run_suite
 
-    return run_suite(name, execution, jobs, slurm if launcher == "slurm" else None)
+    return run_suite(name, execution, jobs, options)
 
 
-def suite_of_contests(name: str, jobs: int, dry_run: bool, execution: Execution) -> int:
-    """Run a suite of full-batch solvers, or list its runs."""
-    from cao_lab.suites.contests import CONTESTS, list_contests, run_contests
-
-    if not dry_run:
-        return run_contests(name, CONTESTS[name], execution, jobs)
-    for line in list_contests(name, CONTESTS[name], execution):
+def told(lines: Iterable[str]) -> int:
+    """Print lines as they come."""
+    for line in lines:
         print(line)
     return 0
 

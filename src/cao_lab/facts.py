@@ -147,9 +147,9 @@ SUITES: Mapping[str, SuiteInfo] = {
     ),
     "demo": SuiteInfo("comparison", "paper:DEMO", about="does everything work here? 70 s"),
     "demo-fit": SuiteInfo("solvers", "demo:FIT", about="does a sketch pay in solving an equation? 20 s"),
-    "robust": SuiteInfo("rates", "robust:run_robust", about="are CAO's defaults ever worse than SGD or AdamW? 20 min"),
+    "robust": SuiteInfo("rates", "robust:SWEEPS", about="are CAO's defaults ever worse than SGD or AdamW? 20 min"),
     "watch": SuiteInfo(
-        "alarms", "watch:run_watch", about="does the sharpness tell that a training will diverge? 15 core minutes"
+        "alarms", "watch:TASKS", about="does the sharpness tell that a training will diverge? 15 core minutes"
     ),
     "scientific": SuiteInfo(
         "solvers", "scientific:SCIENTIFIC", about="which full-batch solver is best for the same cost? 25 min to 2 h"
@@ -180,8 +180,8 @@ SEARCHING: tuple[SuiteKind, ...] = ("tuned", "optimum", "stability")
 REPEATING: tuple[SuiteKind, ...] = ("comparison", "repeat", "sweep")
 """Kinds whose suites give a task the same budget, so that a label and a seed that two of them share are one run."""
 
-RUN_ELSEWHERE: tuple[SuiteKind, ...] = ("rates", "solvers", "alarms")
-"""Kinds of suites that are not lists of single runs: each kind has a runner, and logs, of its own."""
+RUN_ELSEWHERE: Mapping[SuiteKind, str] = {"rates": "robust", "solvers": "contests", "alarms": "watch"}
+"""Kinds of suites that are not lists of training runs, and the modules of `cao_lab.suites` that list and run them."""
 
 
 def kind_of(suite: str) -> SuiteKind | None:

@@ -53,6 +53,16 @@ class ContestRun:
         return 0
 
 
+def run_suite(name: str, execution: Execution, jobs: int) -> int:
+    """Carry one of our suites out and return the exit code."""
+    return run_contests(name, CONTESTS[name], execution, jobs)
+
+
+def list_suite(name: str, execution: Execution) -> Iterator[str]:
+    """Yield a line for each run of one of our suites."""
+    return list_contests(name, CONTESTS[name], execution)
+
+
 def run_contests(suite: str, contests: Sequence[Contest], execution: Execution, jobs: int) -> int:
     """Carry a suite out and return the exit code."""
     if jobs < 1:

@@ -71,13 +71,13 @@ class SweepRun:
 SWEEPS = [SweepRun(problem, seed) for seed in SEEDS for problem in PROBLEMS]
 
 
-def run_robust(execution: Execution, jobs: int) -> int:
+def run_suite(_: str, execution: Execution, jobs: int) -> int:
     """Carry out what is not over yet; return 0, or 1 if a sweep failed."""
     # Times are the processor's, of which threads that wait for each other use up any amount.
     return run_works(SWEEPS, replace(execution, threads=execution.threads or 1), jobs, SUITE, "rate")
 
 
-def list_robust(execution: Execution) -> list[str]:
+def list_suite(_: str, execution: Execution) -> list[str]:
     """Return a line for each sweep that is not over, and their number of steps."""
     sweeps = [sweep for sweep in SWEEPS if sweep.outcome(execution.logs) is None]
     steps = sum(sweep.size * sweep.problem.steps for sweep in sweeps)

@@ -239,16 +239,30 @@ def long_run_of(task: str, optimizer: str, seed: int) -> Iterator[Run]:
     yield {"schedule": "long"} | row, looks
 
 
-def run_watch(execution: Execution, dry_run: bool) -> int:
-    """Carry out what is not over yet, seed by seed, or list it."""
-    logs = execution.logs / "watch"
+def run_suite(_: str, execution: Execution, jobs: int) -> int:
+    """Carry out what is not over yet, seed by seed; one training at a time, because all write into the same files."""
     torch.set_num_threads(execution.threads or 1)  # Times are the processor's.
-    for folder, seeds, train in ((logs / "long", SEEDS[:1], long_run_of), (logs, SEEDS, runs_of)):
-        for task, optimizer, seed in unfinished(folder / "runs.csv", seeds):
-            tqdm.write(f"  {'to run ' if dry_run else 'running'}  {folder.name}/{task}/{optimizer}/seed{seed}")
-            if not dry_run:
-                write_down(folder, list(train(task, optimizer, seed)), task, optimizer, seed)
+    for folder, train, run in waiting(execution):
+        tqdm.write(f"  running  {name_of(folder, *run)}")
+        write_down(folder, list(train(*run)), *run)
     return 0
+
+
+def list_suite(_: str, execution: Execution) -> Iterator[str]:
+    """Yield a line for each training that is not over."""
+    yield from (f"  to run   {name_of(folder, *run)}" for folder, _, run in waiting(execution))
+
+
+def name_of(folder: Path, task: str, optimizer: str, seed: int) -> str:
+    """Return what to call a training."""
+    return f"{folder.name}/{task}/{optimizer}/seed{seed}"
+
+
+def waiting(execution: Execution) -> Iterator[tuple[Path, Callable[..., Iterator[Run]], tuple[str, str, int]]]:
+    """Yield what is not over yet: where its log goes, how it is trained, and network, optimizer and seed."""
+    logs = execution.logs / "watch"
+    for folder, seeds, train in ((logs / "long", SEEDS[:1], long_run_of), (logs, SEEDS, runs_of)):
+        yield from ((folder, train, run) for run in unfinished(folder / "runs.csv", seeds))
 
 
 def write_down(folder: Path, runs: list[Run], task: str, optimizer: str, seed: int) -> None:

@@ -5,7 +5,7 @@ import pytest
 from cao_lab.config import Execution
 from cao_lab.log.header import read_header
 from cao_lab.suites import watch
-from cao_lab.suites.watch import Above, Divergence, Spike, fixed, rising, run_watch, unfinished
+from cao_lab.suites.watch import Above, Divergence, Spike, fixed, list_suite, rising, run_suite, unfinished
 
 
 def first_step(alarm: Above, numbers: list[float]) -> int | None:
@@ -48,9 +48,9 @@ def test_the_suite_writes_runs_and_looks_and_leaves_alone_what_is_there(tmp_path
     for name, value in {"RISING_STEPS": 40, "FIXED_STEPS": 15, "LONG_STEPS": 30, "SEEDS": range(1, 2)}.items():
         monkeypatch.setattr(watch, name, value)
     monkeypatch.setattr(watch, "TASKS", {"mlp": watch.TASKS["mlp"]})
-    assert run_watch(Execution(logs=tmp_path), dry_run=True) == 0
+    assert next(list_suite("watch", Execution(logs=tmp_path))) == "  to run   long/mlp/sgd/seed1"
     assert not (tmp_path / "watch").exists()
-    assert run_watch(Execution(logs=tmp_path), dry_run=False) == 0
+    assert run_suite("watch", Execution(logs=tmp_path), 1) == 0
     rows = list(csv.DictReader((tmp_path / "watch" / "runs.csv").open()))
     assert [row["schedule"] for row in rows] == ["rising", "third", "same"] * 2
     looks = list(csv.DictReader((tmp_path / "watch" / "looks.csv").open()))
