@@ -122,7 +122,7 @@ def spoken(verdicts: DataFrame) -> Iterable[str]:
 
 def needs(evidence: str) -> str:
     """Return what Adam and the control need of CAO's epochs, from the evidence for a speed."""
-    ratios = re.findall(r"needs ([\d.]+× \[[^\]]*\])", evidence)
+    ratios = re.findall(r"needs ([\d.]+×(?: \[[^\]]*\]| without an interval))", evidence)
     who = ("Adam", "the control without curvature")
     told = [f"{one} needs {ratio}" for one, ratio in zip(who, ratios, strict=False)]
     return f" ({', '.join(told)} of CAO's epochs)" if told else ""
