@@ -204,8 +204,9 @@ def pictures(figures: list[str]) -> str:
     shown = [name for name in figures if name.split("/", maxsplit=1)[0] in folders]
     opened = " open" if len(shown) <= FEW_PICTURES else ""
     items = "".join(
-        f'<details class="table"{opened}><summary>{escape(figure_title(name))}</summary><img src="figures/{escape(name)}.png"'
-        f' alt="{escape(figure_title(name))}" loading="lazy" class="picture"></details>'
+        f'<details class="table"{opened}><summary>{escape(figure_title(name))}</summary>'
+        f'<img src="figures/{escape(name)}.png" alt="{escape(figure_title(name))}" loading="lazy" class="picture">'
+        "</details>"
         for name in shown
     )
     return items or "<p>There are no logs of such suites.</p>"
