@@ -86,7 +86,7 @@ def strains(rules: Rules) -> tuple[float, float, float]:
     progress = rules.progress
     assert progress.sketch is not None
     values = rules.curvatures(progress.sketch.values)
-    most = (progress.damping or 0.0) if isinstance(rules.damping, AtTheEdge) else math.inf
+    most = rules.damping.outside(progress.damping) if isinstance(rules.damping, AtTheEdge) else math.inf
     *strains, edge = rules.strains(progress.sketch.values, progress.captured, progress.sketch.params.size, most)
     is_scaled = rules.settings.scaling == "inverse-damping"
     unscaled = rules.pace.rate * (rules.damped().base if is_scaled else 1.0)

@@ -165,6 +165,23 @@ def test_a_question_changes_no_rule_and_no_state():
     assert str(optimizer.state_dict()) == before
 
 
+@pytest.mark.parametrize("own", [50.0, Rising(50.0)])
+def test_a_damping_that_sets_itself_takes_nothing_over_from_another_rule(own):
+    """Of six sharp directions one is captured: after the next refresh the damping is that of a run of its own."""
+    dampings = []
+    for damping in (own, "auto"):
+        problem = Quadratic((90.0, 80.0, 70.0, 60.0, 50.0, 40.0))
+        optimizer = CAO(problem.params, 1e-3, rank=1, refresh_every=100, damping=damping, scaling="unit")
+        optimizer.refresh(problem.loss())
+        optimizer.param_groups[0].update(damping="auto", lr=0.1)
+        before = optimizer.sketch.damping
+        optimizer.refresh(problem.loss())
+        dampings.append((before, optimizer.sketch.damping))
+    (switched, after), (_, alone) = dampings
+    assert switched == 1 / 0.1
+    assert after == pytest.approx(alone, rel=1e-2)
+
+
 @pytest.mark.parametrize(("rule", "other"), [(5, "auto"), ("auto", 5), (Patient(), "auto")])
 def test_another_rule_may_take_over_in_the_middle_of_a_run(rule, other):
     problem = Quadratic()

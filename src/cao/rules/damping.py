@@ -72,9 +72,8 @@ class Fixed:
         """Return η: directions below it move as the complement does."""
         return self.value
 
-    def at_refresh(self, state: Any, pairs: Eigenpairs, kept: int, size: int, weight_decay: float) -> float:
+    def at_refresh(self, state: Any, pairs: Eigenpairs, kept: int, size: int, weight_decay: float) -> None:
         """Measure nothing."""
-        return self.value
 
     def at_step(self, state: Any, pace: Pace) -> tuple[float, float]:
         """Return the chosen value, and no brake."""
@@ -96,6 +95,11 @@ class AtTheEdge:
     safety: float = 0.5
     """The share of the edge that a direction outside the sketch may use."""
 
+    @staticmethod
+    def outside(state: Any) -> float:
+        """Return the curvature outside the sketch; 0 before it was measured, or where another rule has measured."""
+        return state if isinstance(state, float) else 0.0
+
     def need(self, pace: Pace) -> float:
         """Return 1/lr, above which a plain step overshoots."""
         return 1 / pace.rate if pace.rate > 0 else math.inf
@@ -112,8 +116,8 @@ class AtTheEdge:
 
     def at_step(self, state: Any, pace: Pace) -> tuple[float, float]:
         """Return 1/lr, or what keeps the curvature outside the sketch below the edge, and 1/η over lr as the brake."""
-        need = self.need(pace)
-        damping = max(need, (state or 0.0) / (self.safety * pace.edge))
+        need, outside = self.need(pace), self.outside(state)
+        damping = max(need, outside / (self.safety * pace.edge))
         # At a rate of zero, or one so small that its inverse overflows, both are infinite.
         return damping, need / damping if math.isfinite(damping) else 1.0
 

@@ -9,7 +9,10 @@ from cao.linalg.eigensolvers import Lanczos, Solver, SubspaceIteration
 
 @runtime_checkable
 class Rank(Protocol):
-    """How many directions a refresh looks for, and how many of those found the sketch keeps."""
+    """How many directions a refresh looks for, and how many of those found the sketch keeps.
+
+    A rule is a frozen value. Its state is the number of directions that it captured last, which `columns` is told.
+    """
 
     def columns(self, kept: int) -> int:
         """Return the number of start columns, the kept directions of the last sketch among them."""
