@@ -34,7 +34,7 @@ class AllocationMeter(TorchDispatchMode):
         """Run the operation and take note of its results."""
         results = func(*args, **(kwargs or {}))
         for result in tree_leaves(results):
-            if isinstance(result, Tensor):
+            if isinstance(result, Tensor) and not result._is_zerotensor():  # Forward mode has zeros without memory.
                 self._note(result.untyped_storage())
         return results
 

@@ -1,7 +1,8 @@
 """The generalised Gauss-Newton matrix of a model's loss as an operator."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from copy import copy
 from typing import Any
 
 import torch
@@ -49,7 +50,7 @@ class GaussNewton:
     @torch.enable_grad()
     def __matmul__(self, columns: Float[Tensor, "n k"]) -> Float[Tensor, "n k"]:
         """Return the product with each column: J by forward mode, ∇²ℓ at the outputs, Jᵀ by reverse mode."""
-        product = self.flat.zeros_like(columns)
+        self.flat.check(columns)
         directions = [self.flat.split(column) for column in columns.T]
         # Before the graph of the outputs exists, so that the two are never in memory together.
         tangents = self._forward_tangents(directions)
@@ -60,18 +61,33 @@ class GaussNewton:
         if tangents is None:
             tangents = self._other_tangents(outputs, directions)
         slope = gradient_graph(loss, [leaf])
-        energies = torch.zeros_like(product[0])
-        for index, (tangent, target) in enumerate(zip(tangents, product.T, strict=True), start=1):
+        rows, energies = [], torch.zeros_like(columns[0])
+        for index, tangent in enumerate(tangents):
             (weighted,) = derivative(slope, [leaf], [tangent.to(leaf.dtype)])
-            if weighted is not None:
-                is_last = index == len(tangents)
-                self.flat.add_to(target, derivative([outputs], self.params, [weighted], keep_graph=not is_last))
-                energies[index - 1] = (weighted * tangent).sum()
+            weights = torch.zeros_like(leaf) if weighted is None else weighted
+            is_last = index == len(tangents) - 1
+            rows.append(self._pulled(outputs, weights, columns, keep_graph=not is_last))
+            energies[index] = (weights * tangent).sum()
+        product = torch.stack(rows).T
         return product if self._is_trusted(columns, product, energies, leaf.dtype) else self @ columns
 
     def loss(self) -> Tensor:
         """Return the loss where the parameters are now."""
         return checked_loss(self.loss_of_outputs(self._outputs()))
+
+    def _pulled(self, outputs: Tensor, weights: Tensor, like: Tensor, *, keep_graph: bool) -> Float[Tensor, " n"]:
+        """Return Jᵀu, in a vector that is made after the backward pass, which needs the most memory."""
+        parts = derivative([outputs], self.params, [weights], keep_graph=keep_graph)
+        row = like.new_zeros(self.flat.length)
+        self.flat.add_to(row, parts)
+        return row
+
+    def reordered(self, params: Sequence[Tensor]) -> "GaussNewton":
+        """Return this matrix over the same parameters in another order, which saves a copy of the columns."""
+        other = copy(self)
+        other.flat = FlatParams(params)
+        other.params = other.flat.params
+        return other
 
     def _outputs(self) -> Tensor:
         if isinstance(self.inputs, Mapping):

@@ -158,4 +158,7 @@ def in_order(operator: ParameterOperator, params: Sequence[Tensor], demand: str)
             "pass params=[...] when building it"
         )
     is_in_order = all(a is b for a, b in zip(operator.params, params, strict=True))
-    return operator if is_in_order else Reordered(operator, params)
+    if is_in_order:
+        return operator
+    reordered = getattr(operator, "reordered", None)
+    return reordered(params) if reordered else Reordered(operator, params)

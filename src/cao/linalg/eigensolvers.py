@@ -219,14 +219,14 @@ class KrylovSpace:
             generator = generator_for(block.device, self.products)
             noise = self.space.random(block.shape[0], block.shape[1], generator, block.dtype)
             block = torch.where(is_lost, noise, block)
-        block = block / lengths.where(~is_lost, 1)
+        block /= lengths.where(~is_lost, 1)
         # Orthonormalising columns that are nearly dependent may bring back what was removed; one column is not.
         for _ in range(min(2, block.shape[1])):
             remove_components(block, basis, self.space)
             block = orthonormalize(block, space=self.space)
         self._rows[size : size + block.shape[1]] = block.T
-        # A copy, because an operator may hand back the very columns that it was given.
-        self.residual = column_major((self.operator @ block).detach())
+        # Into memory that is there. An operator may hand back the very columns that it was given.
+        self.residual = block.copy_((self.operator @ block).detach())
         self.products += block.shape[1]
         coupling = in_float64(remove_components(self.residual, self._rows[: size + block.shape[1]], self.space))
         grown = coupling.new_zeros(len(coupling), len(coupling))

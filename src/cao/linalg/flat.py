@@ -126,9 +126,13 @@ class FlatParams:
 
     def zeros_like(self, columns: Float[Tensor, "n k"]) -> Float[Tensor, "n k"]:
         """Return zero columns to accumulate a product in, each contiguous in memory."""
+        self.check(columns)
+        return columns.new_zeros(columns.shape[1], columns.shape[0]).T
+
+    def check(self, columns: Float[Tensor, "n k"]) -> None:
+        """Refuse columns of another length."""
         if columns.ndim != 2 or columns.shape[0] != self.length:
             raise ValueError(f"expected columns of shape ({self.length}, k), got {tuple(columns.shape)}")
-        return columns.new_zeros(columns.shape[1], columns.shape[0]).T
 
     def scaled(self, columns: Float[Tensor, "n k"], power: int) -> Float[Tensor, "n k"]:
         """Return columns with the scales of the parameters put into them (1), or taken out (−1)."""

@@ -95,8 +95,8 @@ def found_pairs(operator: ParameterOperator, rules: Rules) -> Eigenpairs:
 class SymmetryProbe:
     """An operator that watches, in its own products, whether it is symmetric: vᵀ(Aw) against wᵀ(Av).
 
-    It keeps the first column v that it multiplies, and Av, and compares them with every later column w. That costs two
-    vectors and no product.
+    It keeps the first column v that it multiplies, and Av, and compares them with every later column w. That costs one
+    vector, of two in half precision, and no product.
     """
 
     def __init__(self, operator: ParameterOperator) -> None:
@@ -110,8 +110,8 @@ class SymmetryProbe:
         with torch.enable_grad():
             image = self.operator @ columns
         if self._first is None:
-            self._first = columns[:, 0].clone(), image[:, 0].clone()
-        column, its_image = self._first
+            self._first = columns[:, 0].bfloat16(), image[:, 0].bfloat16()
+        column, its_image = (vector.to(columns) for vector in self._first)
         self._seen.append(self.space.total(torch.stack([its_image @ columns, column @ image])))
         return image
 
@@ -158,7 +158,9 @@ def adopt(pairs: Eigenpairs, params: FlatParams, rules: Rules) -> None:
     progress.captured = captured
     # The sharpest direction is watched, even if nothing is done about it.
     kept = max(captured, 1)
-    residuals, rows = pairs.residuals[:kept].tolist(), pairs.vectors[:, :kept].T.contiguous()
+    residuals, rows = pairs.residuals[:kept].tolist(), pairs.vectors[:, :kept].T
+    # A copy of a part, or the rest would live on with it.
+    rows = rows.contiguous() if kept == len(pairs.values) else rows.clone(memory_format=torch.contiguous_format)
     eta, _ = rules.eta_and_brake()
     sketch = Sketch(values[:kept].tolist(), residuals, eta, progress.steps, params, rows)
     progress.turned = turned_between(progress.sketch, sketch) if progress.sketch else 0.0

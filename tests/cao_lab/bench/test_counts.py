@@ -5,7 +5,7 @@ import torch
 from floats_held import AllocationMeter, Diagonal, floats_per_parameter
 from torch import nn
 
-from cao import CAO, Eigenpairs, Lanczos
+from cao import CAO, Eigenpairs, GaussNewton, Lanczos
 from cao_lab.bench.defaults import gaussian_mixture, mean_ratio
 from cao_lab.bench.epoch import epoch_row, growth_row, log_log_slope, products_of_refresh
 from cao_lab.bench.memory import peak_bytes
@@ -158,3 +158,17 @@ def test_every_curvature_can_refresh_a_resnet():
         pairs = Lanczos(1)(task.operator(kind), torch.ones(sum(p.numel() for p in task.params), 1))
         assert isinstance(pairs, Eigenpairs)
         assert pairs.is_finite()
+
+
+@pytest.mark.parametrize(("settings", "vectors"), [({"rank": 1, "refresh_every": 1, "damping": 0.1}, 7.5), ({}, 21)])
+def test_a_refresh_by_gauss_newton_holds_few_vectors_beside_its_graph(settings, vectors):
+    model = nn.Sequential(nn.Linear(400, 400), nn.Tanh(), nn.Linear(400, 4), nn.Linear(4, 400), nn.Linear(400, 1))
+    size = sum(p.numel() for p in model.parameters())
+    inputs = torch.randn(2, 400)
+    optimizer = CAO(model.parameters(), 1e-3, **settings)
+    for _ in range(2):
+        with AllocationMeter() as meter:
+            optimizer.refresh(GaussNewton(model, inputs, lambda outputs: outputs.square().mean()))
+        assert meter.peak_bytes / (4 * size) < vectors
+    # No other vector lives on with those that are kept.
+    assert optimizer.sketch.rows.untyped_storage().nbytes() == 4 * size
