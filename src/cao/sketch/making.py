@@ -95,8 +95,8 @@ def found_pairs(operator: ParameterOperator, rules: Rules) -> Eigenpairs:
 class SymmetryProbe:
     """An operator that watches, in its own products, whether it is symmetric: vᵀ(Aw) against wᵀ(Av).
 
-    It keeps the first column v that it multiplies, and Av, and compares them with every later column w. That costs one
-    vector, of two in half precision, and no product.
+    It keeps the first column v that it multiplies, and Av, and compares them with every later column w. That costs two
+    vectors and no product.
     """
 
     def __init__(self, operator: ParameterOperator) -> None:
@@ -110,8 +110,8 @@ class SymmetryProbe:
         with torch.enable_grad():
             image = self.operator @ columns
         if self._first is None:
-            self._first = columns[:, 0].bfloat16(), image[:, 0].bfloat16()
-        column, its_image = (vector.to(columns) for vector in self._first)
+            self._first = columns[:, 0].clone(), image[:, 0].clone()
+        column, its_image = self._first
         self._seen.append(self.space.total(torch.stack([its_image @ columns, column @ image])))
         return image
 
