@@ -220,7 +220,7 @@ class SketchedLBFGS(Optimizer):
 
     def report(self) -> Report:
         """Return what the optimizer did, what it cost and what it advises: `print(optimizer.report())`."""
-        return report_on_lbfgs(self.status._asdict(), self.source is not None, self._settings["params"][0].dtype)
+        return report_on_lbfgs(self.status, self.source is not None, self._settings["params"][0].dtype)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore everything that decides the next steps, bit for bit."""

@@ -1,14 +1,14 @@
 """What an optimizer did, what it cost and what it advises, as a short table."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from torch import dtype, float64
 
 from cao import advice
 from cao.prices import HESSIAN_PRODUCT
+from cao.quasi_newton.progress import Status
 from cao.rules.damping import AtTheEdge
 from cao.rules.rank import ByNeed
 from cao.rules.refresh import Every, Seen
@@ -169,66 +169,66 @@ def advice_on_freshness(rules: Rules) -> Iterator[str]:
         )
 
 
-def report_on_lbfgs(status: Mapping[str, Any], has_source: bool, precision: dtype) -> Report:
+def report_on_lbfgs(status: Status, has_source: bool, precision: dtype) -> Report:
     """Report on a SketchedLBFGS: iterations, refreshes, sketch, cost, advice."""
     rows = {
-        "last step": f"{'converged' if status['converged'] else 'ended'}: {status['reason']}",
-        "refreshes": f"{status['refreshes']:,}",
-        "sketch": f"rank {status['rank']}; it divides the conditioning by {status['conditioning_removed']:.2g}",
-        "memory": MEMORIES[status["memory"]],
-        "cost": f"{status['evaluations']:,} evaluations, {status['products']:,} products",
+        "last step": f"{'converged' if status.converged else 'ended'}: {status.reason}",
+        "refreshes": f"{status.refreshes:,}",
+        "sketch": f"rank {status.rank}; it divides the conditioning by {status.conditioning_removed:.2g}",
+        "memory": MEMORIES[status.memory],
+        "cost": f"{status.evaluations:,} evaluations, {status.products:,} products",
     }
-    if status["corrected_steps"]:
+    if status.corrected_steps:
         rows["corrected"] = (
-            f"{status['corrected_steps']:,} Gauss-Newton steps, for {status['corrected_cost']:,.0f} evaluations; "
-            f"now {status['phase']}"
+            f"{status.corrected_steps:,} Gauss-Newton steps, for {status.corrected_cost:,.0f} evaluations; "
+            f"now {status.phase}"
         )
-    if status["comparisons"]:
+    if status.comparisons:
         # As they were when points were added, and now.
-        stages = list({points: (fitted, held_out) for points, fitted, held_out in status["comparisons"]}.items())
+        stages = list({points: (fitted, held_out) for points, fitted, held_out in status.comparisons}.items())
         rows["points"] = " → ".join(f"{points:,}" for points, _ in stages)
         rows["mean square"] = " → ".join(f"{fitted:.2g}" for _, (fitted, _) in stages)
         rows["held out"] = " → ".join(f"{held_out:.2g}" for _, (_, held_out) in stages)
-    if status["derivative"]:
-        rows["derivative"] = status["derivative"]
+    if status.derivative:
+        rows["derivative"] = status.derivative
     return Report(
-        f"SketchedLBFGS after {status['iterations']:,} iterations",
+        f"SketchedLBFGS after {status.iterations:,} iterations",
         rows,
         list(advice_on_lbfgs(status, has_source, precision)),
     )
 
 
-def advice_on_lbfgs(status: Mapping[str, Any], has_source: bool, precision: dtype) -> Iterator[str]:
+def advice_on_lbfgs(status: Status, has_source: bool, precision: dtype) -> Iterator[str]:
     """Say what is wrong, if anything is; of a closure that is not one function nothing else can be said."""
-    if status["contradiction"]:
-        yield advice.contradiction(*status["contradiction"])
+    if status.contradiction:
+        yield advice.contradiction(*status.contradiction)
         return
     if not has_source:
         yield "there is no source of curvature, so this is plain L-BFGS: pass source=LeastSquares(…)"
-    elif status["refreshes"] and status["conditioning_removed"] < 10 and not status["converged"]:
+    elif status.refreshes and status.conditioning_removed < 10 and not status.converged:
         yield "the spectrum is nearly flat: the sketch helps little here, and plain L-BFGS may do as well"
     yield from advice_on_residuals(status)
     if precision != float64:
         yield f"parameters are {precision}: use float64, since L-BFGS soon runs out of digits otherwise"
-    if status["reason"] == "no step lowers the loss":
+    if status.reason == "no step lowers the loss":
         yield (
             "no step lowers the loss, though its gradient promises a decrease beyond rounding: does the closure return "
             "the loss of which it computes the gradient?"
         )
 
 
-def advice_on_residuals(status: Mapping[str, Any]) -> Iterator[str]:
+def advice_on_residuals(status: Status) -> Iterator[str]:
     """Say where residuals have stopped falling far from zero, and where points are overfitted."""
-    points, fitted, held_out = status["comparisons"][-1] if status["comparisons"] else (0, 1.0, 0.0)
+    points, fitted, held_out = status.comparisons[-1] if status.comparisons else (0, 1.0, 0.0)
     if held_out > OVERFITTED * fitted:
         yield (
             f"{points:,} points are fitted {held_out / fitted:.2g} times better than points held out: the solution is "
             "wrong in between, whatever the loss is. Let more points be drawn, or make the model smaller"
         )
-    elif status["stuck_at"]:
+    elif status.stuck_at:
         others = f" and at points held out ({fitted:.2g} and {held_out:.2g}), so more will not help" if points else ""
         yield (
-            f"the residuals have stopped falling at {status['stuck_at']:.0%} of their size at the start{others}. With "
+            f"the residuals have stopped falling at {status.stuck_at:.0%} of their size at the start{others}. With "
             "noise in the data a fit ends so, and nothing is wrong. If they could vanish, as those of an equation can, "
             "this is a wrong minimum, a plateau, or too small a model: try other seeds, and compare the losses"
         )
