@@ -1,4 +1,4 @@
-"""`cao solve`: one problem, one method, with a progress bar, a log and a figure."""
+"""`cao solve`: one problem, one method or several, with a progress bar, a log and a figure."""
 
 import csv
 import json
@@ -23,7 +23,7 @@ from cao_lab.solvers.figures import convergence_figure
 from cao_lab.solvers.method import Method
 from cao_lab.solvers.methods import METHODS
 from cao_lab.solvers.methods.first_order import Adam
-from cao_lab.solvers.objective import flat
+from cao_lab.solvers.objective import flat, point_of, set_point
 from cao_lab.solvers.solving import price_for, solve
 from cao_lab.solvers.user_problem import explanation, line_in_file, load_problem
 from cao_lab.tasks.pde.problem import Problem
@@ -64,12 +64,36 @@ def run_solve(config: SolveConfig) -> tuple[str, int]:
         torch.set_num_threads(config.threads)
     # Whole paths, because the user's code may go to another folder.
     target = whole_target(config.target)
-    out = config.out or default_folder(target, config.method)
+    out = config.out or default_folder(target, config.method.replace(",", "-"))
     config = replace(config, target=target, out=out)
     folder = output_folder(out).absolute()
     with Lock(folder):
         check_owner(folder, target)
+        if "," in config.method:
+            return solve_by_each(folder, config)
         return solve_into(folder, load_problem(target), config)
+
+
+def solve_by_each(folder: Path, config: SolveConfig) -> tuple[str, int]:
+    """Minimise by several methods from one start, each in a folder of its own, and draw them in one picture."""
+    assert config.out is not None
+    start: list[torch.Tensor] | None = None
+    messages, curves, code = [], {}, 0
+    for name in config.method.split(","):
+        problem = load_problem(config.target)
+        start = start or point_of(list(problem.params))
+        set_point(list(problem.params), start)
+        one = replace(config, method=name, out=config.out / name)
+        lines: list[Line] = []
+        message, code = solve_into(output_folder(folder / name), problem, one, lines)
+        messages.append(f"{name}: {message}")
+        curves[name] = [line.record for line in lines if line.record.status != "idle"]
+        convergence_figure(curves, problem.name).savefig(folder / "solve.png")
+        if code:
+            break
+    header = new_header("solver", ("solve", problem.name, config.method, 0), facts_of(config), torch.device("cpu"))
+    (folder / "solve.json").write_text(json.dumps(header | {"status": "finished", "ended_at": now()}, indent=2) + "\n")
+    return "\n".join([*messages, f"all of them: {config.out / 'solve.png'}"]), code
 
 
 def whole_target(target: str) -> str:
@@ -96,10 +120,10 @@ def check_owner(folder: Path, target: str) -> None:
         raise SolveError(f"{folder} holds the result of {owner}; name another folder with --out, or remove it")
 
 
-def solve_into(folder: Path, problem: Problem, config: SolveConfig) -> tuple[str, int]:
-    """Minimise, with all files in a folder that is ours."""
+def solve_into(folder: Path, problem: Problem, config: SolveConfig, lines: list[Line] | None = None) -> tuple[str, int]:
+    """Minimise, with all files in a folder that is ours; the lines of the log are added to a list, if one is given."""
     bar = progress_bar(config)
-    lines: list[Line] = []
+    lines = [] if lines is None else lines
     try:
         with (folder / "records.csv").open("w", newline="") as log:
             watch(solve_in_phases(problem, config, bar.set_postfix_str), lines, log, bar)
@@ -209,7 +233,7 @@ def write_solution(lines: list[Line], problem: Problem, config: SolveConfig, fol
         return "nothing was reached"
     last = ended(lines).record
     facts = {
-        "config": {**asdict(config), "out": str(config.out)},
+        **facts_of(config),
         "parameters": problem.size,
         "outcome": {**asdict(last), **{name: finite(getattr(last, name)) for name in ("error", "held_out")}},
         "stalled": next((line.record.status for line in lines if line.record.status.startswith("stalled")), None),
@@ -223,6 +247,11 @@ def write_solution(lines: list[Line], problem: Problem, config: SolveConfig, fol
     convergence_figure(curves, problem.name).savefig(folder / "solve.png")
     torch.save([p.detach() for p in problem.params], folder / "params.pt")
     return f"written to {config.out}: records.csv, solve.json, solve.png, params.pt"
+
+
+def facts_of(config: SolveConfig) -> dict[str, Any]:
+    """Return the settings as JSON can hold them."""
+    return {"config": {**asdict(config), "out": str(config.out)}}
 
 
 def summary(record: Record, problem: Problem) -> str:

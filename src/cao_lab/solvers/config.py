@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import tyro
 
@@ -28,8 +28,9 @@ class SolveConfig:
     grow in number while they are overfitted. One tensor without dimensions is the loss; anything else, (residual,) or a
     tensor of shape (1,) included, is residuals, and the loss is the sum of their squares. Or a problem of the
     laboratory, such as convection."""
-    method: MethodName = "sketched-lbfgs"
-    """The method; nncg needs the extra peers, soap the extra baselines."""
+    method: str = "sketched-lbfgs"
+    """The method, or several with commas between them, which begin at one start and are drawn in one picture; nncg
+    needs the extra peers, soap the extra baselines."""
     evaluations: int = 5_000
     """Evaluations of the loss to spend; a product of the curvature counts by its measured time."""
     seconds: float | None = None
@@ -49,6 +50,12 @@ class SolveConfig:
 
     def __post_init__(self) -> None:
         """Refuse what cannot be run."""
+        names = self.method.split(",")
+        for name in names:
+            if name not in get_args(MethodName):
+                raise SolveError(f"method must be one of {', '.join(get_args(MethodName))}, got {name!r}")
+        if len(set(names)) < len(names):
+            raise SolveError(f"each method can be named once, got {self.method}")
         for field, least in (("evaluations", 1), ("adam", 0), ("records", 1), ("threads", 1)):
             value = getattr(self, field)
             if value is not None and value < least:

@@ -348,6 +348,36 @@ def test_every_method_can_be_asked_for() -> None:
     assert set(get_args(MethodName)) == set(METHODS)
 
 
+def test_several_methods_begin_at_one_start_and_are_drawn_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[dict[str, list[Record]]] = []
+    figure = command.convergence_figure
+    monkeypatch.setattr(
+        command, "convergence_figure", lambda runs, title: drawn.append({**runs}) or figure(runs, title)
+    )
+    body = "def problem():\n    p = torch.randn(3, dtype=torch.float64, requires_grad=True)\n"
+    target = written(tmp_path, body + "    return [p], lambda: (p**4).sum()\n")
+    methods = "torch-lbfgs,scipy-bfgs,adam"
+    message, code = run_solve(SolveConfig(target, method=methods, out=tmp_path / "out", evaluations=30))
+    assert code == 0
+    assert [line.partition(":")[0] for line in message.splitlines() if ": loss" in line] == methods.split(",")
+    assert list(drawn[-1]) == methods.split(",")
+    assert len({records[0].loss for records in drawn[-1].values()}) == 1
+    assert matplotlib.image.imread(tmp_path / "out" / "solve.png").ndim == 3
+    for name in methods.split(","):
+        assert json.loads((tmp_path / "out" / name / "solve.json").read_text())["config"]["method"] == name
+    run_solve(SolveConfig(target, method=methods, out=tmp_path / "out", evaluations=5))  # It may be replaced.
+
+
+@pytest.mark.parametrize(
+    ("methods", "message"), [("adam,sgd", "got 'sgd'"), ("adam,", "got ''"), ("adam,adam", "named once")]
+)
+def test_methods_that_there_are_not_or_twice_are_refused(methods: str, message: str) -> None:
+    with pytest.raises(SolveError, match=message):
+        SolveConfig("convection", method=methods)
+
+
 def test_the_command_line_waits_for_no_torch() -> None:
     code = "import sys, cao_lab.solvers.config; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
