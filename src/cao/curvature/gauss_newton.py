@@ -68,7 +68,7 @@ class GaussNewton:
             is_last = index == len(tangents) - 1
             rows.append(self._pulled(outputs, weights, columns, keep_graph=not is_last))
             energies[index] = (weights * tangent).sum()
-        product = torch.stack(rows).T
+        product = (torch.stack(rows) if len(rows) > 1 else rows[0].unsqueeze(0)).T
         return product if self._is_trusted(columns, product, energies, leaf.dtype) else self @ columns
 
     def loss(self) -> Tensor:
