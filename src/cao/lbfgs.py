@@ -180,6 +180,8 @@ class SketchedLBFGS(Optimizer):
             if reason:
                 break
         progress.reason = (reason or Reason.MAX_ITER).value
+        if self.status.is_flat and not progress.repeats:  # A loss that changes from call to call looks like that too.
+            self._check_repeats(objective, here)
         self._left_at = here
         return first
 

@@ -159,8 +159,8 @@ def test_a_closure_with_new_points_is_named_before_the_spectrum_is_blamed() -> N
         loss.backward()  # type: ignore[no-untyped-call]
         return loss
 
-    # One step, with evaluations enough for a sketch and for no search that fails.
-    optimizer = SketchedLBFGS([theta], source=LeastSquares(residuals, [theta]), refresh=1, max_iter=2)
+    # One step, with evaluations enough for sketches and for no search that fails.
+    optimizer = SketchedLBFGS([theta], source=LeastSquares(residuals, [theta]), refresh=1, max_iter=4)
     with pytest.warns(UserWarning, match="at the same parameters: L-BFGS needs one function"):
         optimizer.step(closure)
     (only,) = optimizer.report().advice

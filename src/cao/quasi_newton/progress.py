@@ -91,6 +91,10 @@ class Progress:
         self.decrease, self.failures, self.last = 0.0, 0, math.nan
 
 
+FLAT = 10.0
+"""A sketch that improves the conditioning by less is of little use."""
+
+
 class Status(NamedTuple):
     """What the optimizer has done since it was made, and why its last step ended."""
 
@@ -121,3 +125,8 @@ class Status(NamedTuple):
     """The size of the residuals over that at the start, where they have stopped falling far from zero; else 0."""
     comparisons: tuple[tuple[int, float, float], ...]
     """Points in use, and mean squares there and at points held out, as often as a source of growing points compared."""
+
+    @property
+    def is_flat(self) -> bool:
+        """Whether the sketch is of little use, though the end is not reached."""
+        return self.refreshes > 0 and self.conditioning_removed < FLAT and not self.converged
