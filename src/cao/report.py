@@ -9,7 +9,6 @@ from torch import dtype, float64
 from cao import advice
 from cao.prices import HESSIAN_PRODUCT
 from cao.quasi_newton.progress import Status
-from cao.quasi_newton.progress import FLAT
 from cao.rules.damping import AtTheEdge
 from cao.rules.rank import ByNeed
 from cao.rules.refresh import Every, Seen
@@ -206,8 +205,7 @@ def advice_on_lbfgs(status: Status, has_source: bool, precision: dtype) -> Itera
         return
     if not has_source:
         yield "there is no source of curvature, so this is plain L-BFGS: pass source=LeastSquares(…)"
-    elif status.refreshes and status.conditioning_removed < 10 and not status.converged:
-    elif status["refreshes"] and status["conditioning_removed"] < FLAT and not status["converged"]:
+    elif status.is_flat:
         yield "the spectrum is nearly flat: the sketch helps little here, and plain L-BFGS may do as well"
     yield from advice_on_residuals(status)
     if precision != float64:
