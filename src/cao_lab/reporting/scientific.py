@@ -191,9 +191,11 @@ GOALS = (
     Goal("evaluations to the loss at which L-BFGS-B ends", ("scipy-lbfgsb",), share_of_evaluations, 1 / 3),
 )
 IN_EQUAL_SECONDS = (
-    *(Goal(f"loss after {share:.0%} of the time", ALL_PEERS, After(share), 1 / 2) for share in (0.1, 0.3, 1.0)),
+    *(Goal(f"loss after {100 * share:.0f} % of the time", ALL_PEERS, After(share), 1 / 2) for share in (0.1, 0.3, 1.0)),
     *(
-        Goal(f"the same after {share:.0%}, worst problem", ALL_PEERS, After(share), 1.2, is_on_every_problem=True)
+        Goal(
+            f"the same after {100 * share:.0f} %, worst problem", ALL_PEERS, After(share), 1.2, is_on_every_problem=True
+        )
         for share in (0.1, 0.3, 1.0)
     ),
     Goal("L2 error at the end", ALL_PEERS, After(1.0, "error"), 1 / 2),

@@ -132,7 +132,7 @@ def timed_row(label: str, runs: Sequence[SolveRun]) -> dict[str, Any]:
     measures = (After(0.1), After(0.3), After(1.0), After(1.0, "error"))
     found = [ratios(runs, Goal("", (label,), measure, 1)) for measure in measures]
     values = {
-        f"{measure.column}, {measure.share:.0%}".replace("%", " %"): median(ratio.values()) if ratio else math.nan
+        f"{measure.column}, {100 * measure.share:.0f} %": median(ratio.values()) if ratio else math.nan
         for measure, ratio in zip(measures, found, strict=True)
     }
     bounds = ["–".join(map(short, interval_over_problems(ratio))) for ratio in found[2:] if ratio]
