@@ -70,12 +70,19 @@ class SolveRecord:
     """One row of records.csv: what a full-batch solver has spent, and its best point so far."""
 
     evaluations: int
+    """Calls of the loss, with or without its gradient."""
     products: int
+    """Products of the curvature with a vector."""
     setups: int
+    """What blocks of products needed first, such as a Jacobian: how often."""
     billed: Finite
+    """Evaluations, plus products and setups at their price."""
     seconds: Finite
+    """Time spent by the method and its evaluations, but not on measuring errors."""
     loss: float
+    """The lowest loss seen."""
     error: float
+    """The relative error at the point with that loss; NaN if the problem has no error measure."""
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from math import inf, nan
 
+from cao_lab.log.records import SolveRecord
+
 
 @dataclass(frozen=True)
 class Budget:
@@ -25,23 +27,9 @@ class Budget:
 
 
 @dataclass(frozen=True)
-class Record:
-    """Where a run stands: what was spent, and the best point seen so far."""
+class Record(SolveRecord):
+    """Where a run stands: a row of its log, and what is not written down row by row."""
 
-    evaluations: int
-    """Calls of the loss, with or without its gradient."""
-    products: int
-    """Products of the curvature with a vector."""
-    setups: int
-    """What blocks of products needed first, such as a Jacobian: how often."""
-    billed: float
-    """Evaluations, plus products and setups at their price."""
-    seconds: float
-    """Time spent by the method and its evaluations, but not on measuring errors."""
-    loss: float
-    """The lowest loss seen."""
-    error: float
-    """The relative error at the point with that loss; NaN if the problem has no error measure."""
     price: float
     """Time of a product over the time of an evaluation with its gradient."""
     setup_price: float

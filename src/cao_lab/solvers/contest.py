@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -121,13 +121,8 @@ def write_log(records: Iterable[Record], header: dict[str, Any], folder: Path) -
         ended = None
         for record in records:
             ended = ended if record.status == "idle" else record.status
-            log.records.append([row_of(record)])
+            log.records.append([record])
         log.update_header(status="finished", ended=ended, ended_at=now())
-
-
-def row_of(record: Record) -> SolveRecord:
-    """Return what of a record changes from row to row."""
-    return SolveRecord(**{field.name: getattr(record, field.name) for field in fields(SolveRecord)})
 
 
 def finite_or_none(value: float) -> float | None:
