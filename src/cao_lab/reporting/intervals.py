@@ -153,6 +153,11 @@ def variance_ratio(
     return Interval(center, center / most, center / least, counts, confidence=confidence)
 
 
+def seeds_to_tell(factor: float, confidence: float = CONFIDENCE) -> int:
+    """Return how many seeds of either method it takes until variances that are seen this far apart are told apart."""
+    return next(n for n in range(2, MOST_SEEDS) if stats.f.ppf((1 + confidence) / 2, n - 1, n - 1) < factor)
+
+
 @dataclass(frozen=True)
 class Pooled:
     """A variance and its degrees of freedom."""

@@ -193,7 +193,9 @@ def decides(verdict: str, evidence: str) -> str:
         return "a run at the paper's size: `make paper`"
     if verdict != Verdict.UNDECIDED:
         return "–"
-    return ", ".join(re.findall(r"± [^;]*? takes \d+ seeds", evidence)) or "more seeds"
+    return (
+        ",".join(re.findall(r"[^;,]* takes \d+ (?:seeds|runs[^;]*)", evidence)).strip() or "more seeds, or less noise"
+    )
 
 
 def at_every_size(found: list[Setting], task: str) -> list[Setting]:

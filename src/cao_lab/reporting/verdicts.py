@@ -229,5 +229,5 @@ def compare(setting: Setting, slow: str, control: str, threshold: float, parts: 
         return Finding(verdict, f"{evidence}; no control at the same effective rate")
     rival, rival_note = sooner(setting, control, "cao", threshold, confidence)
     against = f"the control {setting.name(control)} needs {said(rival)}{rival_note}"
-    more = resolution([rival], math.log(RATIO_MARGIN), "± 10 %")
+    more = resolution([gain, rival], math.log(RATIO_MARGIN), "± 10 %")
     return Finding(tie_or(with_control(gain, rival), gain), f"{evidence}; {against}{more}")

@@ -550,6 +550,20 @@ def test_stability_takes_so_many_runs_that_one_in_ten_would_have_diverged(
     )
 
 
+def test_what_is_undecided_says_what_would_decide_it(tmp_path: Path) -> None:
+    """F(0.9875; 8, 8) = 5.61 < 6 < 6.46 = F(0.9875; 7, 7): with nine seeds a factor of six is told apart."""
+    runs = methods({"cao": 5.0, "adam": 5.5, "sgd": 5.5, "matched": 5.2}, jitters=(-0.2, 0.0, 0.2))
+    assert "to tell a factor of 6 takes 9 seeds" in by_part(tmp_path / "v", runs, "early variance")[""][1]
+    assert "at most 10 % takes 29 runs without one" in by_part(tmp_path / "s", runs, "stability")[""][1]
+    assert re.search(r"± 10 % takes \d+ seeds", by_part(tmp_path / "g", runs, "speed")["η = 0.1"][1])
+
+
+def test_a_run_without_the_clip_says_nothing_of_stability(tmp_path: Path) -> None:
+    runs = [Run([4.0, 3.0], "cao", seed, CAO) for seed in range(29)]
+    runs.append(Run([4.0, 50.0], "free", 0, CAO | {"max_update_norm": None}))
+    assert verdicts(tmp_path, runs, "stability")["mini"] == Verdict.HOLDS
+
+
 def test_where_dampings_were_tuned_the_main_setting_has_the_usual_one(tmp_path: Path) -> None:
     runs = [
         Run([4.0, loss], f"cao-damping{damping}", seed, CAO | {"damping": damping}, "mini-tuned")

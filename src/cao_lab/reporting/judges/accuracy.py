@@ -45,7 +45,7 @@ def sgd_gap(setting: Setting) -> Finding:
     is_below, is_above = found.high < -ACCURACY_MARGIN, found.low > -ACCURACY_MARGIN
     is_decided = (is_below or is_above) and found.is_beyond_noise
     verdict = Verdict.UNDECIDED if not is_decided else Verdict.HOLDS if is_below else Verdict.FAILS
-    return Finding(verdict, f"SGD − CAO: {points(found)}")
+    return Finding(verdict, f"SGD − CAO: {points(found)}{resolution([found], ACCURACY_MARGIN, '± 1 point')}")
 
 
 def saturation(setting: Setting) -> Finding:

@@ -6,7 +6,7 @@ import numpy as np
 from pandas import DataFrame, Series
 
 from cao_lab.protocol import EARLY_SHARE, RATIO_MARGIN
-from cao_lab.reporting.intervals import Interval, Values, ratio_interval, variance_ratio, with_noise
+from cao_lab.reporting.intervals import Interval, Values, ratio_interval, seeds_to_tell, variance_ratio, with_noise
 from cao_lab.reporting.setting import Setting
 from cao_lab.reporting.verdicts import (
     Finding,
@@ -24,6 +24,8 @@ from cao_lab.reporting.verdicts import (
 )
 
 RIVALS = ("adam", "sgd")
+TOLD_APART = 6.0
+"""A factor between variances for which the number of seeds is told that it takes."""
 
 
 def early_loss(setting: Setting) -> Finding:
@@ -115,4 +117,7 @@ def early_variance(setting: Setting) -> Finding:
     told = "; ".join(
         f"{setting.name(part)} has {bare(ratio)} ({how_many(ratio)}) CAO's variance" for part, ratio in ratios.items()
     )
-    return Finding(all_of(direction(ratio) for ratio in ratios.values()), told)
+    verdict = all_of(direction(ratio) for ratio in ratios.values())
+    needed = seeds_to_tell(TOLD_APART, shared_confidence(len(RIVALS)))
+    more = f"; to tell a factor of {TOLD_APART:g} takes {needed} seeds" if verdict is Verdict.UNDECIDED else ""
+    return Finding(verdict, told + more)

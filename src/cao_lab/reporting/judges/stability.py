@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 from pandas import DataFrame, Series
 from scipy import stats
 
@@ -29,18 +30,21 @@ SKEW = 10.0
 def no_divergence(setting: Setting) -> Finding:
     """Holds if no CAO run with the paper's sketch diverged, to a loss that is not finite or that ends more than 10 %
     above the start, and there are so many that with 95 % confidence fewer than one in ten does (29 runs); does not hold
-    if one did; undecided with fewer runs. Suites that try rates at which runs fail on purpose are left out.
+    if one did; undecided with fewer runs. Suites that try rates at which runs fail on purpose are left out, and runs
+    without the paper's clip.
     """
     runs = setting.epochs[(setting.epochs["optimizer"] == "cao") & (setting.epochs["sketch"] == "top")]
+    runs = runs[~np.isinf(runs["clip"].astype(float))]
     ended = runs[runs["has_ended"]].drop_duplicates(RUN_KEY)
     if ended.empty:
         return untested("CAO")
     diverged = int((ended["status"] == "diverged").sum())
     most = largest_share(diverged, len(ended))
     verdict = Verdict.FAILS if diverged else Verdict.HOLDS if most <= LARGEST_RISK else Verdict.UNDECIDED
-    return Finding(
-        verdict, f"{diverged} of {len(ended)} CAO runs diverged (with 95 % confidence at most {100 * most:.0f} %)"
-    )
+    needed = next(count for count in range(1, 1000) if largest_share(0, count) <= LARGEST_RISK)
+    more = f"; at most 10 % takes {needed} runs without one" if verdict is Verdict.UNDECIDED else ""
+    told = f"{diverged} of {len(ended)} CAO runs diverged (with 95 % confidence at most {100 * most:.0f} %)"
+    return Finding(verdict, told + more)
 
 
 def largest_share(count: int, total: int) -> float:
