@@ -182,7 +182,7 @@ def missing(sentences: Iterable[str]) -> str:
     """Return the list of what is missing or broken."""
     items = [f"<li>{escape(sentence)}</li>" for sentence in sentences]
     if not items:
-        return "<p>Nothing is missing: every run came to its end, and every seed is there.</p>"
+        return "<p><b>What is missing.</b> Nothing: every run came to its end, and every seed is there.</p>"
     title = f"What is missing or broken: {len(items)} notes"
     return f'<details class="table"><summary>{title}</summary><ul>{"".join(items)}</ul></details>'
 
