@@ -25,6 +25,7 @@ SETTINGS: dict[str, Callable[[nn.Module], CAO]] = {
 
 YOUNGER = (
     "watch.py", "edges.py", "readings.py", "clock.py", "integrations/watching.py", "fitting/", "finishing.py",
+    "growing_points.py",
     "quasi_newton/corrected.py", "quasi_newton/dense.py", "quasi_newton/memory.py", "quasi_newton/stopping.py",
     "quasi_newton/agreement.py",
 )  # fmt: skip

@@ -86,7 +86,8 @@ def strains(rules: Rules) -> tuple[float, float, float]:
     progress = rules.progress
     assert progress.sketch is not None
     values = rules.curvatures(progress.sketch.values)
-    most = rules.damping.outside(progress.damping) if isinstance(rules.damping, AtTheEdge) else math.inf
+    has_measured = isinstance(rules.damping, AtTheEdge) and isinstance(progress.damping, float)
+    most = progress.damping if has_measured else math.inf
     *strains, edge = rules.strains(progress.sketch.values, progress.captured, progress.sketch.params.size, most)
     is_scaled = rules.settings.scaling == "inverse-damping"
     unscaled = rules.pace.rate * (rules.damped().base if is_scaled else 1.0)

@@ -95,11 +95,6 @@ class AtTheEdge:
     safety: float = 0.5
     """The share of the edge that a direction outside the sketch may use."""
 
-    @staticmethod
-    def outside(state: Any) -> float:
-        """Return the curvature outside the sketch; 0 before it was measured, or where another rule has measured."""
-        return state if isinstance(state, float) else 0.0
-
     def need(self, pace: Pace) -> float:
         """Return 1/lr, above which a plain step overshoots."""
         return 1 / pace.rate if pace.rate > 0 else math.inf
@@ -116,7 +111,8 @@ class AtTheEdge:
 
     def at_step(self, state: Any, pace: Pace) -> tuple[float, float]:
         """Return 1/lr, or what keeps the curvature outside the sketch below the edge, and 1/η over lr as the brake."""
-        need, outside = self.need(pace), self.outside(state)
+        # Nothing is known of the outside before a refresh, or from the state of another rule.
+        need, outside = self.need(pace), state if isinstance(state, float) else 0.0
         damping = max(need, outside / (self.safety * pace.edge))
         # At a rate of zero, or one so small that its inverse overflows, both are infinite.
         return damping, need / damping if math.isfinite(damping) else 1.0
