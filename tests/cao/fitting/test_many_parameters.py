@@ -81,9 +81,9 @@ def test_a_bounded_coefficient_is_found_beside_a_network():
             [("kappa", kappa), *net.named_parameters()],
             bounds={"kappa": (0, upper)},
             method="sketched-lbfgs",
-            max_evaluations=250,
+            max_evaluations=150,
         )
-        assert kappa.item() == pytest.approx(expected, abs=0.02)
+        assert kappa.item() == pytest.approx(expected, abs=0.05)
         assert found.loss < 5
 
 

@@ -60,7 +60,7 @@ def test_some_parameters_have_the_covariance_that_they_have_among_all():
 
 
 def test_intervals_of_95_per_cent_hold_the_truth_that_often():
-    truth, runs, inside = {"a": 2.5, "k": 1.3, "c": 0.5}, 60, 0
+    truth, runs, inside = {"a": 2.5, "k": 1.3, "c": 0.5}, 40, 0
     for run in range(runs):
         found, names = fitted(2.5 * torch.exp(-1.3 * T) + 0.5 + 0.05 * random(40, seed=200 + run))
         errors = found.stderr()
