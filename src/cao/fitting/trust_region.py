@@ -106,7 +106,7 @@ class TrustRegion:
 
     def _advance(self, local: Local) -> Ending | None:
         """Try steps until one lowers the loss; return why there should be no other, if there is a reason."""
-        units, origin = self._units, self.position
+        units, origin, slope = self._units, self.position, self.gradient_norm
         steps = steps_from(local, units, origin, self.variables.box)
         if steps.hope <= self._precision * local.loss:
             return Ending.ROUNDING
@@ -125,7 +125,7 @@ class TrustRegion:
             if ratio > ACCEPTED:
                 self.position, self.local = position, None
                 self.iterations += 1
-                ending = self._shown(local, loss, float((position - origin).norm())) or ending
+                ending = self._shown(slope, loss, float((position - origin).norm())) or ending
             else:
                 self.variables.move(origin)
             if ending or ratio > ACCEPTED:
@@ -133,13 +133,13 @@ class TrustRegion:
             if self.evaluations >= self.tolerances.evaluations:
                 return Ending.MAX_EVALUATIONS
 
-    def _shown(self, local: Local, loss: float, step: float) -> Ending | None:
+    def _shown(self, slope: float, loss: float, step: float) -> Ending | None:
         state = State(
             iteration=self.iterations,
             evaluations=self.evaluations,
             jacobians=self.jacobians,
             loss=loss,
-            gradient_norm=float(self.slope(local).abs().max()),
+            gradient_norm=slope,
             step=step,
             seconds=perf_counter() - self.began,
         )

@@ -32,6 +32,15 @@ def test_the_callback_sees_each_iteration_with_its_parameters_in_place(method):
     assert seen[-1].loss == found.loss
 
 
+def test_the_gradient_of_a_state_is_that_where_its_iteration_began():
+    p = start()
+    found = cao.fit(lambda: decay(p), [p], bounds={p: (-0.1, 2.0)})
+    again = start()
+    residuals = decay(again)
+    (gradient,) = torch.autograd.grad(residuals.square().sum(), again)
+    assert found.history[0].gradient_norm == pytest.approx(float(gradient.abs().max()))
+
+
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("way", ["returns True", "raises StopIteration"])
 def test_the_callback_may_stop_the_fit(method, way):
