@@ -1,6 +1,6 @@
 """Self-scaled Broyden updates in limited form beside pairs over the sketch, where a dense matrix is too large.
 
-    OMP_NUM_THREADS=1 python scripts/limited_memory.py front 100 60
+    OMP_NUM_THREADS=1 python scripts/limited_memory.py front 100 20
 
 Each update is H₊ = H/τ + a matrix of rank two in the span of s and Hy, so that H = γH₀ + WᵀDW with the vectors in the
 rows of W and blocks of two by two in D: exact as long as none is dropped. H₀ is the inverse of a damped sketch. When
@@ -20,7 +20,7 @@ from cao import Damped, HagerZhang, LeastSquares, SketchedLBFGS
 from cao.quasi_newton.dense import broyden_coefficients
 from cao.quasi_newton.line_search import Point
 
-WIDTH, INSIDE, BORDER, RANK = 50, 1500, 300, 128
+WIDTH, INSIDE, BORDER, RANK = 50, 800, 200, 128
 SHARES = (0.34, 0.6, 1.0)
 
 

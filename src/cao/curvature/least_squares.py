@@ -11,12 +11,12 @@ from torch import Tensor
 from cao.autograd.derivatives import Graph, NoSecondDerivativeError
 from cao.autograd.isolation import isolated_forward
 from cao.curvature.jacobian import PointwiseJacobian
-from cao.curvature.linearized import ForwardLinearized, GraphLinearized, Linearized
+from cao.curvature.linearized import ForwardLinearized, GraphLinearized, Linearized, PartwiseLinearized
 from cao.curvature.row_layers import NoJacobianError, lacks_memory
 from cao.linalg.columns import full_precision
 from cao.linalg.flat import FlatParams, check_whole, distinct
 
-ResidualFunction: TypeAlias = Callable[[], Tensor | Sequence[Tensor]]
+ResidualFunction: TypeAlias = Callable[[], Tensor | Iterable[Tensor]]
 
 # 256 MiB in float64; computing a Jacobian takes a few times its own memory.
 LARGEST_JACOBIAN = 1 << 25
@@ -33,24 +33,38 @@ class LeastSquares:
     is used twice, through one graph, and where that is impossible forward mode; `derivative` says what is in use, and
     why. J is compared with the gradient of reverse mode each time that it is formed, products once; what differs is
     not used.
+
+    Several functions, such as one for every few thousand points, are evaluated and differentiated one after the other,
+    and nothing is kept of one while the next is at work: memory is that of the largest. `backward` does the same for
+    the closure. A sketch then takes each Jacobian twice.
     """
 
     derivative = "none yet"
     """What the last linearization was made of: "Jacobian", or "products: …" and why there is no Jacobian."""
 
     def __init__(
-        self, residuals: ResidualFunction, params: Iterable[Tensor], *, max_jacobian_size: int = LARGEST_JACOBIAN
+        self,
+        residuals: ResidualFunction | Sequence[ResidualFunction],
+        params: Iterable[Tensor],
+        *,
+        max_jacobian_size: int = LARGEST_JACOBIAN,
     ) -> None:
-        if not callable(residuals):
-            raise ValueError(
-                f"residuals must be a function that returns one tensor or several, got {type(residuals).__name__}"
-            )
+        functions = residuals if isinstance(residuals, Sequence) else [residuals]
+        for function in functions or [None]:
+            if not callable(function):
+                raise ValueError(
+                    "residuals must be a function that returns one tensor or several, or several such functions, got "
+                    f"{type(residuals if function is residuals else function).__name__}"
+                )
         self.params = [p for p in distinct(params) if p.requires_grad]
         if not self.params:
             raise ValueError("LeastSquares needs a parameter that requires a gradient, got none")
         check_whole(self.params, "LeastSquares", "GaussNewton")
         self.max_jacobian_size = max_jacobian_size
-        self._residuals = residuals
+        self._parts: list[LeastSquares] = []
+        if len(functions) > 1:
+            self._parts = [LeastSquares(each, self.params, max_jacobian_size=max_jacobian_size) for each in functions]
+        self._residuals = functions[0]
         self._jacobian = PointwiseJacobian(self.columns, self.params)
         self._kind: Callable[[], Linearized] | None = None
 
@@ -61,7 +75,12 @@ class LeastSquares:
     @full_precision()
     @torch.enable_grad()
     def linearize(self) -> Linearized:
-        """Return the operator fixed at the present parameters, with what its products share done once."""
+        """Return the operator fixed at the present parameters, with what its products share done once.
+
+        Of several functions nothing is kept: their operator is always where the parameters are.
+        """
+        if self._parts:
+            return PartwiseLinearized([part.linearize for part in self._parts], self.values(), self.params)
         self._kind = self._kind or self._choose()
         return self._kind()
 
@@ -128,6 +147,15 @@ class LeastSquares:
     def _forward(self) -> Linearized:
         return ForwardLinearized(self.residuals, self.params)
 
+    def backward(self) -> Float[Tensor, ""]:
+        """Add the loss's gradient to that of the parameters, function by function, and return the loss."""
+        losses = []
+        for part in self._parts or [self]:
+            loss = part.residuals().square().sum()
+            loss.backward()  # type: ignore[no-untyped-call]
+            losses.append(loss.detach())
+        return torch.stack(losses).sum()
+
     def residuals(self) -> Float[Tensor, " m"]:
         """Return all residuals as one vector."""
         return torch.cat([tensor.reshape(-1) for tensor in self._tensors()])
@@ -138,10 +166,14 @@ class LeastSquares:
 
     def values(self) -> Float[Tensor, " m"]:
         """Return the residuals without their graph, in the order of a Jacobian's rows."""
+        if self._parts:
+            return torch.cat([part.values() for part in self._parts])
         with torch.enable_grad():  # They may contain derivatives of a network.
             return torch.cat(self.columns()).detach()
 
     def _tensors(self) -> list[Tensor]:
+        if self._parts:
+            return [tensor for part in self._parts for tensor in part._tensors()]
         with isolated_forward(self.params[0].device):
             result = self._residuals()
             tensors = [result] if isinstance(result, Tensor) else list(result) if isinstance(result, Iterable) else []

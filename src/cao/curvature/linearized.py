@@ -146,6 +146,38 @@ class ForwardLinearized(Linearized):
         return torch.zeros_like(primal) if tangent is None else tangent.detach()
 
 
+class PartwiseLinearized(Linearized):
+    """A sum of 2JᵀJ over parts of the residuals, each linearized anew for each product, and nothing of it kept."""
+
+    def __init__(
+        self, parts: Sequence[Callable[[], Linearized]], residuals: Float[Tensor, " m"], params: Sequence[Tensor]
+    ) -> None:
+        self._parts, self.residuals, self.params = parts, residuals, params
+
+    def push(self, columns: Float[Tensor, "n k"]) -> Float[Tensor, "m k"]:
+        """Return J times each column."""
+        return torch.cat([linearize().push(columns) for linearize in self._parts])
+
+    def pull(self, columns: Float[Tensor, "m k"]) -> Float[Tensor, "n k"]:
+        """Return Jᵀ times each column."""
+        done, total = 0, None
+        for linearize in self._parts:
+            part = linearize()
+            pulled = part.pull(columns[done : done + len(part.residuals)])
+            total, done = pulled if total is None else total.add_(pulled), done + len(part.residuals)
+        assert total is not None
+        return total
+
+    @full_precision()
+    def __matmul__(self, columns: Float[Tensor, "n k"]) -> Float[Tensor, "n k"]:
+        """Return the product with each column, by one linearization of each part."""
+        products = (linearize() @ columns for linearize in self._parts)
+        total = next(products).clone()
+        for product in products:
+            total += product
+        return total
+
+
 @contextmanager
 def tangents_on(params: Sequence[Tensor], direction: Sequence[Tensor]) -> Iterator[None]:
     """Let parameters carry tangents within a dual level; their values, and graphs that hold them, stay as they are.
