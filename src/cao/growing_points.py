@@ -1,6 +1,7 @@
 """Residuals at points that are drawn as they are needed: more of them once those in use are overfitted."""
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -40,7 +41,7 @@ class GrowingPoints(LeastSquares):
         source = GrowingPoints(residuals, model.parameters(), draw)
         optimizer = SketchedLBFGS(model.parameters(), source=source)
         for _ in range(100):
-            optimizer.step(closure)  # whose loss is source.loss()
+            optimizer.step(closure)  # zero_grad, and return source.backward()
             if source.grow():
                 optimizer.resampled()
 
@@ -54,6 +55,8 @@ class GrowingPoints(LeastSquares):
         count: points in use at first.
         held_out: points to compare with.
         most: points are not doubled beyond this number.
+        factor: how many times larger the held-out mean square may be.
+        chunk: more points than this are evaluated and differentiated in parts, one after the other.
         max_jacobian_size: as for `LeastSquares`.
     """
 
@@ -67,21 +70,24 @@ class GrowingPoints(LeastSquares):
         held_out: int = 1_000,
         most: int = 100_000,
         factor: float = FACTOR,
+        chunk: int = 10_000,
         **settings: Any,
     ) -> None:
-        for name, number in (("count", count), ("held_out", held_out), ("most", most)):
+        for name, number in (("count", count), ("held_out", held_out), ("most", most), ("chunk", chunk)):
             if not is_count(number):
                 raise ValueError(f"{name} must be a positive integer, got {number!r}")
         if not (is_number(factor) and factor > 1):
             raise ValueError(f"factor must be larger than 1, got {factor!r}")
         if not callable(draw):
             raise ValueError(f"draw must be a function of a number and a seed, got {type(draw).__name__}")
-        self._at, self._draw, self.factor, self.most = residuals, draw, factor, most
+        self._at, self._draw, self.factor, self.most, self.chunk = residuals, draw, factor, most, chunk
         self.comparisons: list[Comparison] = []
         """What `grow` has seen, at each call."""
         self._held_out = self._drawn(held_out, HELD_OUT_SEED)
         self._start(count)
-        super().__init__(self.terms, params, **settings)
+        super().__init__(lambda: self._weighted(self._in_use), params, **settings)
+        self._settings = settings
+        self._divide()
 
     @property
     def points(self) -> Points:
@@ -90,7 +96,7 @@ class GrowingPoints(LeastSquares):
 
     def terms(self) -> list[Tensor]:
         """Return the residuals at the points in use, weighted so that the loss is the sum of their squares."""
-        return self._weighted(self._in_use)
+        return self._tensors()
 
     def loss(self) -> Tensor:
         """Return the sum of mean squares at the points in use, with its graph."""
@@ -107,6 +113,7 @@ class GrowingPoints(LeastSquares):
         if not self.is_overfitted or 2 * self.count > self.most:
             return False
         self._double()
+        self._divide()
         return True
 
     def state_dict(self) -> dict[str, Any]:
@@ -118,6 +125,7 @@ class GrowingPoints(LeastSquares):
         self._start(state["start"])
         while self.count < state["count"]:
             self._double()
+        self._divide()
         self.comparisons = [Comparison(*seen) for seen in state["comparisons"]]
 
     def _start(self, count: int) -> None:
@@ -131,6 +139,24 @@ class GrowingPoints(LeastSquares):
         more = self._drawn(self.count, HELD_OUT_SEED + 1 + doublings)
         self._in_use = [joined(one, other) for one, other in zip(self._in_use, more, strict=True)]
         self.count *= 2
+
+    def _divide(self) -> None:
+        """Make a source of its own of each chunk, if there are more points than one may hold."""
+        number = min(-(-self.count // self.chunk), *map(len, self._in_use), self.count)
+        if number == 1:
+            self._parts = []
+            return
+        split = [part.detach().tensor_split(number) for part in self._in_use]
+        chunks = [
+            [piece.requires_grad_(whole.requires_grad) for piece, whole in zip(pieces, self._in_use, strict=True)]
+            for pieces in zip(*split, strict=True)
+        ]
+        # How many residuals there are in all is known when each chunk has been looked at.
+        counts = [[tensor.numel() for tensor in self._evaluated(chunk)] for chunk in chunks]
+        sizes = [sum(numbers) for numbers in zip(*counts, strict=True)]
+        self._parts = [
+            LeastSquares(partial(self._weighted, chunk, sizes), self.params, **self._settings) for chunk in chunks
+        ]
 
     def _drawn(self, count: int, seed: int) -> list[Tensor]:
         """Draw points; each process has its own."""
@@ -149,20 +175,24 @@ class GrowingPoints(LeastSquares):
     def _as_drawn(self, parts: list[Tensor]) -> Points:
         return parts[0] if self._is_one else tuple(parts)
 
-    def _weighted(self, parts: list[Tensor]) -> list[Tensor]:
-        """Return the residuals at some points, over the root of their number."""
-        result = self._at(self._as_drawn(parts))
-        tensors = [result] if isinstance(result, Tensor) else list(result)
-        return [tensor / max(tensor.numel(), 1) ** 0.5 for tensor in tensors]
+    def _evaluated(self, parts: list[Tensor]) -> list[Tensor]:
+        """Return the residuals at some points."""
+        with torch.enable_grad():  # They may contain derivatives of a network.
+            result = self._at(self._as_drawn(parts))
+        return [result] if isinstance(result, Tensor) else list(result)
+
+    def _weighted(self, parts: list[Tensor], sizes: Sequence[int] | None = None) -> list[Tensor]:
+        """Return the residuals at some points, over the root of their number, or of that of all points."""
+        tensors = self._evaluated(parts)
+        sizes = sizes or [tensor.numel() for tensor in tensors]
+        return [tensor / max(size, 1) ** 0.5 for tensor, size in zip(tensors, sizes, strict=True)]
 
     def _compared(self) -> Float64[Tensor, "2"]:
         """Return the mean squares at the points in use and at those held out, the means over all processes."""
 
         def compute() -> Tensor:
-            with torch.enable_grad():  # Residuals may contain derivatives of a network.
-                residuals = [self._weighted(parts) for parts in (self._in_use, self._held_out)]
-            sums = [torch.stack([part.detach().square().sum() for part in parts]).sum() for parts in residuals]
-            return torch.stack(sums).double()
+            others = torch.stack([part.detach().square().sum() for part in self._weighted(self._held_out)]).sum()
+            return torch.stack([self.values().square().sum(), others]).double()
 
         if not (dist.is_available() and dist.is_initialized()):
             return compute()

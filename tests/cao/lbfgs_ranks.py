@@ -7,7 +7,7 @@ import torch.distributed as dist
 from small_models import flat_params, smooth_network
 from torch import Tensor, nn
 
-from cao import LeastSquares, SketchedLBFGS
+from cao import GrowingPoints, LeastSquares, SketchedLBFGS
 
 WORLD = 2
 
@@ -75,12 +75,49 @@ def refreshes_with_a_jacobian_in_one_process(rank: int) -> int:
     return fitted(model, inputs, largest_jacobian, max_iter=1_000, max_eval=1_000).status.refreshes
 
 
+def solution_of_rank(rank: int, directory: str, world: int) -> None:
+    """Take eight iterations on this rank's share of the points, in as many processes as are asked for."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{directory}/store", rank=rank, world_size=world)
+    torch.save(solve(points(MANY).chunk(world)[rank]), f"{directory}/rank{rank}")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def growing(rank: int) -> list[tuple[int, float, float]]:
+    """Let points grow that each process draws for itself, and return what was compared."""
+    model = smooth_network()
+    first, second = (
+        GrowingPoints(
+            lambda x: model(x) - x[:, :2].sin(),
+            model.parameters(),
+            lambda n, seed: torch.rand(n, 3, generator=torch.Generator().manual_seed(seed), dtype=torch.float64),
+            count=6,
+            most=24,
+            factor=factor,
+        )
+        for factor in (1.001, 1e9)
+    )
+    optimizer = SketchedLBFGS(model.parameters(), source=first)
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        return first.backward()
+
+    for _ in range(4):
+        optimizer.step(closure)
+        if first.grow():
+            optimizer.resampled()
+    second.grow()
+    return [tuple(each) for each in (*first.comparisons, *second.comparisons)]
+
+
 def run_rank(rank: int, directory: str) -> None:
     """Do all of the above on this rank's half of the points, and leave what came of it in a file."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{directory}/store", rank=rank, world_size=WORLD)
     solution = solve(points(MANY).chunk(WORLD)[rank])
-    outcome = solution, error_of_a_step(rank), refreshes_with_a_jacobian_in_one_process(rank)
+    outcome = solution, error_of_a_step(rank), refreshes_with_a_jacobian_in_one_process(rank), growing(rank)
     torch.save(outcome, f"{directory}/rank{rank}")
     dist.barrier()  # A process that leaves first may abort the other.
     dist.destroy_process_group()

@@ -223,3 +223,29 @@ def test_overfitted_points_and_residuals_that_more_points_do_not_lower_are_told(
     theta, residuals = polynomial(degree=1, noise=0.1)
     report = str(solved(theta, GrowingPoints(residuals, [theta], draw, count=50)).report())
     assert "and at points held out" in report
+
+
+def test_chunks_of_points_change_nothing_but_the_memory() -> None:
+    whole, parts = Fit(count=100), Fit(count=100, chunk=30)
+    for _ in range(2):
+        for each in (whole, parts):
+            each.optimizer.zero_grad()
+        torch.testing.assert_close(parts.source.backward(), whole.source.backward())
+        torch.testing.assert_close(
+            torch.cat([p.grad.reshape(-1) for p in parts.source.params]),  # type: ignore[union-attr]
+            torch.cat([p.grad.reshape(-1) for p in whole.source.params]),  # type: ignore[union-attr]
+        )
+        columns = torch.eye(141, dtype=torch.float64)
+        torch.testing.assert_close(parts.source @ columns, whole.source @ columns)
+        for each in (whole, parts):
+            each.source.factor = 1 + 1e-9
+            assert each.source.grow()
+    assert parts.source.comparisons[0] == pytest.approx(whole.source.comparisons[0])
+
+
+def test_points_in_chunks_are_fitted() -> None:
+    fit = Fit(count=100, chunk=30)
+    first = float(fit.source.loss().detach())
+    fit.steps(4)
+    assert float(fit.source.loss().detach()) < first / 10
+    assert fit.optimizer.status.refreshes > 0

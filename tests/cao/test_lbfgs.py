@@ -5,13 +5,14 @@ import io
 import math
 import pickle
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch.multiprocessing as mp
-from lbfgs_ranks import MANY, WORLD, points, run_rank, solve
+from lbfgs_ranks import MANY, WORLD, points, run_rank, solution_of_rank, solve
 from scipy import optimize
 from small_models import flat_params, seeded
 from torch import Tensor, nn
@@ -669,28 +670,42 @@ def test_residuals_that_are_not_finite_leave_plain_lbfgs() -> None:
 
 
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Tensor, str, int]]:
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     """What two processes came to."""
     folder = tmp_path_factory.mktemp("ranks")
     mp.spawn(run_rank, (str(folder),), nprocs=WORLD)
     return [torch.load(folder / f"rank{rank}") for rank in range(WORLD)]
 
 
-def test_two_processes_take_the_steps_of_one_on_all_points(ranks: list[tuple[Tensor, str, int]]) -> None:
+def test_two_processes_take_the_steps_of_one_on_all_points(ranks: list[Any]) -> None:
     (first, *_), (second, *_) = ranks
     assert torch.equal(first, second)
     torch.testing.assert_close(first, solve(points(MANY)), rtol=1e-5, atol=1e-6)
 
 
-def test_a_closure_that_fails_in_one_process_leaves_no_other_waiting(ranks: list[tuple[Tensor, str, int]]) -> None:
-    (_, first, _), (_, second, _) = ranks
+def test_a_closure_that_fails_in_one_process_leaves_no_other_waiting(ranks: list[Any]) -> None:
+    (_, first, *_), (_, second, *_) = ranks
     assert second == "this process cannot"
     assert "failed in 1 other process" in first
 
 
-def test_processes_with_curvature_of_different_price_refresh_together(ranks: list[tuple[Tensor, str, int]]) -> None:
-    (*_, first), (*_, second) = ranks
+def test_processes_with_curvature_of_different_price_refresh_together(ranks: list[Any]) -> None:
+    (_, _, first, _), (_, _, second, _) = ranks
     assert first == second >= 2
+
+
+def test_points_of_two_processes_grow_together(ranks: list[Any]) -> None:
+    (*_, first), (*_, second) = ranks
+    assert first == second
+    assert [points for points, *_ in first] == [6, 12, 24, 24, 6]
+
+
+@pytest.mark.slow
+def test_four_processes_take_the_steps_of_one_on_all_points(tmp_path: Path) -> None:
+    mp.spawn(solution_of_rank, (str(tmp_path), 4), nprocs=4)
+    solutions = [torch.load(tmp_path / f"rank{rank}") for rank in range(4)]
+    assert all(torch.equal(solutions[0], other) for other in solutions[1:])
+    torch.testing.assert_close(solutions[0], solve(points(MANY)), rtol=1e-5, atol=1e-6)
 
 
 def test_the_search_of_torchs_lbfgs_is_taken_for_ours_and_any_other_word_is_refused():

@@ -15,6 +15,7 @@ from residuals import (
     network,
     points,
     poisson,
+    regression,
     slope,
     two_equations,
 )  # fmt: skip
@@ -314,3 +315,28 @@ def test_a_lazy_module_is_refused_by_name() -> None:
             build(lambda: torch.ones(3), nn.LazyLinear(2).parameters())
     with pytest.raises(ValueError, match="lazy module has no shape yet"):
         GaussNewton(nn.LazyLinear(2), torch.ones(3, 2), torch.sum)
+
+
+@pytest.mark.parametrize("limit", [0, 1 << 25])
+def test_several_functions_are_one_after_the_other_what_they_are_together(limit: int) -> None:
+    model = network()
+    params, functions = list(model.parameters()), [poisson(model), regression(model)]
+    jacobian = torch.cat([dense_jacobian(function, params) for function in functions])
+    source = LeastSquares(functions, params, max_jacobian_size=limit)
+    linearized = source.linearize()
+    torch.testing.assert_close(dense(source, params), 2 * jacobian.T @ jacobian)
+    torch.testing.assert_close(dense(linearized, params), 2 * jacobian.T @ jacobian)
+    start = torch.eye(len(flat_params(model)), dtype=torch.float64)
+    expected = torch.linalg.eigvalsh(2 * jacobian.T @ jacobian).flip(0)
+    torch.testing.assert_close(linearized.eigenpairs(start).values, expected[: len(jacobian)], atol=1e-12, rtol=1e-8)
+    torch.testing.assert_close(linearized.loss, source.residuals().square().sum())
+    loss = source.backward()
+    gradient = torch.cat([p.grad.reshape(-1) for p in params])  # type: ignore[union-attr]
+    torch.testing.assert_close(gradient, 2 * jacobian.T @ source.residuals(), check_dtype=False)
+    torch.testing.assert_close(loss, linearized.loss)
+
+
+@pytest.mark.parametrize(("wrong", "name"), [([], "list"), ([3], "int")])
+def test_functions_that_are_none_are_refused(wrong: object, name: str) -> None:
+    with pytest.raises(ValueError, match=f"or several such functions, got {name}"):
+        LeastSquares(wrong, [torch.ones(2, requires_grad=True)])  # type: ignore[arg-type]

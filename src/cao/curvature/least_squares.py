@@ -16,7 +16,7 @@ from cao.curvature.row_layers import NoJacobianError, lacks_memory
 from cao.linalg.columns import full_precision
 from cao.linalg.flat import FlatParams, check_whole, distinct
 
-ResidualFunction: TypeAlias = Callable[[], Tensor | Iterable[Tensor]]
+ResidualFunction: TypeAlias = Callable[[], Tensor | Sequence[Tensor]]
 
 # 256 MiB in float64; computing a Jacobian takes a few times its own memory.
 LARGEST_JACOBIAN = 1 << 25
@@ -50,12 +50,12 @@ class LeastSquares:
         max_jacobian_size: int = LARGEST_JACOBIAN,
     ) -> None:
         functions = residuals if isinstance(residuals, Sequence) else [residuals]
-        for function in functions or [None]:
-            if not callable(function):
-                raise ValueError(
-                    "residuals must be a function that returns one tensor or several, or several such functions, got "
-                    f"{type(residuals if function is residuals else function).__name__}"
-                )
+        wrong: list[object] = [each for each in functions if not callable(each)] or [functions] * (not functions)
+        if wrong:
+            raise ValueError(
+                "residuals must be a function that returns one tensor or several, or several such functions, got "
+                f"{type(wrong[0]).__name__}"
+            )
         self.params = [p for p in distinct(params) if p.requires_grad]
         if not self.params:
             raise ValueError("LeastSquares needs a parameter that requires a gradient, got none")
@@ -80,6 +80,7 @@ class LeastSquares:
         Of several functions nothing is kept: their operator is always where the parameters are.
         """
         if self._parts:
+            self.derivative = f"{len(self._parts)} parts, one after the other"
             return PartwiseLinearized([part.linearize for part in self._parts], self.values(), self.params)
         self._kind = self._kind or self._choose()
         return self._kind()
@@ -152,7 +153,7 @@ class LeastSquares:
         losses = []
         for part in self._parts or [self]:
             loss = part.residuals().square().sum()
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             losses.append(loss.detach())
         return torch.stack(losses).sum()
 

@@ -19,6 +19,12 @@ class Linearized:
 
     params: Sequence[Tensor]
     residuals: Float[Tensor, " m"]
+    jacobians: int = 0
+    """How often a sketch forms the Jacobian; zero if it never does."""
+    per_point: int = 1
+    """How many residuals a point has, which decides what a Jacobian costs, …"""
+    single_columns: int = 0
+    """… beside how many of its columns are computed one by one."""
 
     @property
     def loss(self) -> Float[Tensor, ""]:
@@ -68,10 +74,9 @@ class Linearized:
 
 
 class ExplicitLinearized(Linearized):
-    """A Jacobian in memory.
+    """A Jacobian in memory."""
 
-    Its price depends on how many residuals a point has, and how many of its columns were computed one by one.
-    """
+    jacobians = 1
 
     def __init__(
         self,
@@ -153,6 +158,8 @@ class PartwiseLinearized(Linearized):
         self, parts: Sequence[Callable[[], Linearized]], residuals: Float[Tensor, " m"], params: Sequence[Tensor]
     ) -> None:
         self._parts, self.residuals, self.params = parts, residuals, params
+        first = parts[0]()
+        self.jacobians, self.per_point, self.single_columns = 2 * first.jacobians, first.per_point, first.single_columns
 
     def push(self, columns: Float[Tensor, "n k"]) -> Float[Tensor, "m k"]:
         """Return J times each column."""

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from cao.curvature.least_squares import LeastSquares
-from cao.curvature.linearized import ExplicitLinearized, Linearized
+from cao.curvature.linearized import Linearized
 from cao.curvature.operators import AllReduced, ParameterOperator
 from cao.linalg.columns import HERE, Eigenpairs, generator_for
 from cao.linalg.eigensolvers import SubspaceIteration
@@ -79,9 +79,9 @@ def first_price(source: object, rank: int | str, size: int) -> float:
     return JACOBIAN if isinstance(source, LeastSquares) else 2 * LEAST_SQUARES_PRODUCT * columns
 
 
-def jacobian_price(operator: ExplicitLinearized) -> float:
-    """Return the price of a Jacobian in evaluations."""
-    return JACOBIAN * operator.per_point + LEAST_SQUARES_PRODUCT * operator.single_columns
+def jacobian_price(operator: Linearized) -> float:
+    """Return the price of the Jacobians of a sketch in evaluations."""
+    return operator.jacobians * (JACOBIAN * operator.per_point + LEAST_SQUARES_PRODUCT * operator.single_columns)
 
 
 def next_rank(operator: ParameterOperator, values: Float[Tensor, " k"], least_damping: float) -> int:
@@ -89,7 +89,7 @@ def next_rank(operator: ParameterOperator, values: Float[Tensor, " k"], least_da
 
     Eigenvalues below the damping change nothing: what they would scale is scaled by the damping.
     """
-    largest = LARGEST_EXPLICIT_RANK if isinstance(operator, ExplicitLinearized) else LARGEST_RANK
+    largest = LARGEST_EXPLICIT_RANK if isinstance(operator, Linearized) and operator.jacobians else LARGEST_RANK
     if not len(values):
         return largest // 2
     if math.isinf(least_damping):  # No pair has told.
@@ -120,7 +120,7 @@ def eigenpairs(
     else:
         pairs = SubspaceIteration(1)(operator, start)
     price = LEAST_SQUARES_PRODUCT * pairs.products
-    if isinstance(operator, ExplicitLinearized):
+    if isinstance(operator, Linearized) and operator.jacobians:
         price = jacobian_price(operator)
     return pairs, largest_of_all(price, start.device, group)
 
