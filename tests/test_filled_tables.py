@@ -1,5 +1,6 @@
 """Tables in the documentation are those that the logs give."""
 
+import re
 import runpy
 from pathlib import Path
 
@@ -61,3 +62,14 @@ def test_the_readme_says_of_the_defaults_what_the_logs_say() -> None:
     assert f"With defaults, {ours} of {runs} runs on eight small problems diverged where {base} of SGD's did" in readme
     assert "at SGD's best rate the loss was the same or lower on seven" in readme
     assert sum(round(one.loss_ratio, 2) <= 1 for one in found) == 7
+
+
+def test_the_readme_says_of_the_paper_and_of_the_sharpness_what_their_pages_say() -> None:
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    page = (ROOT / "docs/paper.md").read_text()
+    ratio = re.search(r"at η = 0\.1 Adam is faster \(Adam needs (\S+)× (\[[^]]+\])", page)
+    assert ratio is not None
+    assert f"Adam needs {ratio[1]} {ratio[2]} of CAO's epochs at a damping η of 0.1" in readme
+    error = re.search(r"error of λ, median \| ≤ 0\.1 \| (\S+) ", (ROOT / "docs/sharpness.md").read_text())
+    assert error is not None
+    assert f"its λ is within {100 * float(error[1]):.1f} % of a converged one" in readme
