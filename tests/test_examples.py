@@ -49,7 +49,7 @@ def test_the_largest_safe_rate_is_found_and_half_of_it_trains_best(tmp_path):
 
 
 def test_a_physics_informed_network_is_solved_by_three_and_drawn(tmp_path):
-    options = ("--seconds", "0.5", "--adam", "20", "--width", "6", "--points", "60")
+    options = ("--seconds", "0.3", "--adam", "20", "--width", "6", "--points", "60")
     *solved, written = run_example("pinn", *options, folder=tmp_path).splitlines()
     losses = {line.split(":")[0]: float(line.split("loss ")[1].split(",")[0]) for line in solved}
     assert set(losses) == {"L-BFGS", "SSBroyden", "SketchedLBFGS"}
