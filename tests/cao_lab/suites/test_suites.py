@@ -474,4 +474,4 @@ def test_a_dry_run_refuses_no_jobs(tmp_path):
 
 
 def test_durations_are_readable():
-    assert [duration(s) for s in (5, 90, 7200, math.nan)] == ["5 s", "1.5 min", "2.0 h", "?"]
+    assert [duration(s) for s in (5, 90, 7200, math.nan)] == ["5 s", "1.5 min", "2.0 h", "unknown"]
