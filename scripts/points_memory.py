@@ -42,7 +42,7 @@ def measure(count: int, chunk: int) -> None:
         return slope(gradient[:, 0], x)[:, 0] + slope(gradient[:, 1], x)[:, 1] - 1
 
     source = GrowingPoints(residuals, network.parameters(), draw, count=count, chunk=chunk, most=count)
-    optimizer = SketchedLBFGS(network.parameters(), source=source, max_iter=1, refresh=1)
+    optimizer = SketchedLBFGS(network.parameters(), source=source, max_iter=1, refresh=1, rank=8)
 
     def closure() -> Tensor:
         optimizer.zero_grad()

@@ -21,7 +21,7 @@ from cao.linalg.flat import check_whole
 from cao.quasi_newton.agreement import check_scale, is_same, loss_of
 from cao.quasi_newton.dense import Dense
 from cao.quasi_newton.line_search import HagerZhang, Point
-from cao.quasi_newton.memory import Memory, is_dense_affordable, memory_in
+from cao.quasi_newton.memory import Memory, is_dense_affordable
 from cao.quasi_newton.objective import Iterate, Objective, change_between
 from cao.quasi_newton.pairs import ON_CPU, Pairs
 from cao.quasi_newton.progress import Progress, Reason, Status
@@ -155,22 +155,26 @@ class SketchedLBFGS(Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], Any]) -> Any:  # type: ignore[override]
         """Take up to `max_iter` iterations and return the loss that they started from."""
-        settings, progress = self._settings, self._progress
+        settings, progress = self.param_groups[0], self._progress
         self._check_copy()
         check_trainable(settings["params"], progress)
         objective = Objective(torch.enable_grad()(closure), self._params, self.process_group)
         here = self._start(objective)
         first = objective.loss
         most_evaluations = progress.evaluations - 1 + settings["max_eval"]
+        may_correct = settings["finish"] == "auto" and isinstance(self.source, LeastSquares)
         reason: Reason | None = Reason.MAX_ITER
         for _ in range(settings["max_iter"]):
             reason = reason_to_stop(progress, here, settings["tolerance_grad"])
             if reason:
                 break
-            if self._is_finishing(here):
+            if may_correct and self._finish.is_due(self._cost, here):
                 there = self._correct(objective, here)
             else:
-                self._renew(objective, here)
+                if self._is_dense_due(here):
+                    Dense.of(self._state, self._pairs)
+                elif self._is_refresh_due(here):
+                    self._refresh(objective, here)
                 there = self._advance(objective, here)
             if there and settings["tolerance_change"] and change_between(here, there) < settings["tolerance_change"]:
                 reason = Reason.TOLERANCE_CHANGE
@@ -180,7 +184,7 @@ class SketchedLBFGS(Optimizer):
             if reason:
                 break
         progress.reason = (reason or Reason.MAX_ITER).value
-        if self.status.is_flat and not progress.repeats:  # A loss that changes from call to call looks like that too.
+        if not progress.repeats and self.status.is_flat:  # A loss that changes from call to call looks like that too.
             self._check_repeats(objective, here)
         self._left_at = here
         return first
@@ -222,7 +226,7 @@ class SketchedLBFGS(Optimizer):
 
     def report(self) -> Report:
         """Return what the optimizer did, what it cost and what it advises: `print(optimizer.report())`."""
-        return report_on_lbfgs(self.status, self.source is not None, self._settings["params"][0].dtype)
+        return report_on_lbfgs(self.status, self.source is not None, self.param_groups[0]["params"][0].dtype)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore everything that decides the next steps, bit for bit."""
@@ -230,7 +234,7 @@ class SketchedLBFGS(Optimizer):
         loaded: dict[str, Any] = {}
 
         def check(_: Optimizer, changed: dict[str, Any]) -> None:
-            check_state(changed, self._settings["params"])
+            check_state(changed, self.param_groups[0]["params"])
             loaded.update(changed)
 
         def restore(_: Optimizer) -> None:
@@ -282,28 +286,25 @@ class SketchedLBFGS(Optimizer):
         return sum(p.numel() for p in self._params)
 
     @property
-    def _settings(self) -> dict[str, Any]:
-        return self.param_groups[0]
-
-    @property
     def _progress(self) -> Progress:
         return Progress.of(self.param_groups[0]["progress"])
 
     @property
     def _state(self) -> dict[str, Any]:
         """What is kept, with the first parameter that was trained; it may be frozen by now."""
-        params = self._settings["params"]
+        params = self.param_groups[0]["params"]
         trained = self._progress.trainable or [index for index, p in enumerate(params) if p.requires_grad] or [0]
         state: dict[str, Any] = self.state[params[trained[0]]]
         return state
 
     @property
     def _pairs(self) -> Pairs:
-        return Pairs(self._state, self._settings["history_size"])
+        return Pairs(self._state, self.param_groups[0]["history_size"])
 
     @property
     def _memory(self) -> Memory:
-        return memory_in(self._state, self._settings["history_size"])
+        """A dense matrix if there is one, else pairs."""
+        return Dense(self._state) if "dense" in self._state else self._pairs
 
     @property
     def _finish(self) -> Finish:
@@ -355,7 +356,7 @@ class SketchedLBFGS(Optimizer):
         origin = Point(0.0, here.value, float(here.gradient @ direction))
         rounding = 10 * torch.finfo(here.gradient.dtype).eps * abs(here.value)
         try:
-            first = memory.first_step(self._settings["lr"], origin.slope, progress.decrease)
+            first = memory.first_step(self.param_groups[0]["lr"], origin.slope, progress.decrease)
             found = self.line_search(evaluate, origin, first, rounding) if origin.slope < 0 else None
         except BaseException:  # Of the closure, or of someone who presses Ctrl-C.
             objective.move(here.position)
@@ -397,10 +398,6 @@ class SketchedLBFGS(Optimizer):
         """The whole cost so far, in evaluations."""
         return self._progress.evaluations + self._progress.paid + self._finish.spent
 
-    def _is_finishing(self, here: Iterate) -> bool:
-        is_possible = self._settings["finish"] == "auto" and isinstance(self.source, LeastSquares)
-        return is_possible and self._finish.is_due(self._cost, here)
-
     def _take_failure(self, objective: Objective, here: Iterate, hoped: float) -> None:
         """Let the next search be another one: over a new sketch or without the pairs, then in very short steps."""
         progress, memory = self._progress, self._memory
@@ -430,7 +427,7 @@ class SketchedLBFGS(Optimizer):
         return self.source is not None and has_moved
 
     def _is_refresh_due(self, here: Iterate) -> bool:
-        progress, every = self._progress, self._settings["refresh"]
+        progress, every = self._progress, self.param_groups[0]["refresh"]
         if progress.failures or self.source is None:
             return bool(progress.failures == 1 and self._can_sketch)
         trace = [*progress.trace, [progress.evaluations, here.value]]
@@ -447,16 +444,9 @@ class SketchedLBFGS(Optimizer):
         has_reason = is_new or has_slowed(trace, progress.price)
         return not is_quiet and is_affordable(progress.paid, progress.evaluations) and has_reason
 
-    def _renew(self, objective: Objective, here: Iterate) -> None:
-        """Let a dense matrix take over, or make a new sketch, if either is due."""
-        if self._is_dense_due(here):
-            Dense.of(self._state, self._pairs)
-        elif self._is_refresh_due(here):
-            self._refresh(objective, here)
-
     def _is_dense_due(self, here: Iterate) -> bool:
         """Whether a dense matrix is to take over what has been learnt."""
-        progress, settings = self._progress, self._settings
+        progress, settings = self._progress, self.param_groups[0]
         if settings["memory"] == "pairs" or "dense" in self._state or not self._pairs.has_learnt:
             return False
         if settings["memory"] == "dense":
@@ -474,7 +464,7 @@ class SketchedLBFGS(Optimizer):
 
         The failed search that asked for it would then repeat itself, so steps are shortened.
         """
-        progress, settings, memory = self._progress, self._settings, self._pairs
+        progress, settings, memory = self._progress, self.param_groups[0], self._pairs
         source = self.source.linearize() if isinstance(self.source, LeastSquares) else self.source
         operator = operator_for(source, self._params)  # type: ignore[arg-type]
         rank = settings["rank"]

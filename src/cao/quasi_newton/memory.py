@@ -1,12 +1,9 @@
 """What a quasi-Newton method remembers: pairs over a sketch first, then a dense matrix made of them."""
 
-from typing import Any, Protocol
+from typing import Protocol
 
 from jaxtyping import Float
 from torch import Tensor
-
-from cao.quasi_newton.dense import Dense
-from cao.quasi_newton.pairs import Pairs
 
 # A dense matrix has so many numbers at most: 2 GiB in float64.
 LARGEST_MATRIX = 2**28
@@ -41,11 +38,6 @@ class Memory(Protocol):
 
     def forget(self) -> None:
         """Leave the state to pairs over the sketch, and to none of them."""
-
-
-def memory_in(state: dict[str, Any], capacity: int) -> Memory:
-    """Return the memory that a state holds; one of pairs has room for so many."""
-    return Dense(state) if "dense" in state else Pairs(state, capacity)
 
 
 def is_dense_affordable(size: int, residuals: int) -> bool:
