@@ -85,7 +85,8 @@ def guess(seen: list[tuple[float, float]], radius: float, least: float, most: fl
     if len(seen) == 2 and min(length for _, length in seen) > 0 and seen[0][1] != seen[1][1]:
         (first, longer), (second, shorter) = seen
         slope = math.log(first / second) / math.log(longer / shorter)
-        candidate = second * math.exp(slope * math.log(radius / shorter))
-        if max(1.1 * least, 1e-4 * most) < candidate < 0.9 * most:
-            return candidate
+        # As a logarithm, since two lengths that are nearly equal lead far away.
+        candidate = math.log(second) + slope * math.log(radius / shorter)
+        if math.log(max(1.1 * least, 1e-4 * most)) < candidate < math.log(0.9 * most):
+            return math.exp(candidate)
     return math.sqrt(least * most) if least > 0 else 0.01 * most
