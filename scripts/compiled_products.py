@@ -10,6 +10,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -38,13 +39,16 @@ def products(model: nn.Module, inputs: Tensor, targets: Tensor) -> dict[str, Pro
     def loss_of(outputs: Tensor) -> Tensor:
         return cross_entropy(outputs, targets)
 
+    def loss_at(params: Any) -> Tensor:
+        return loss_of(outputs_of(params))
+
     def gauss_newton(params: Any, direction: Any) -> Any:
-        outputs, tangent = jvp(outputs_of, (params,), (direction,))
+        outputs, tangent, *_ = jvp(outputs_of, (params,), (direction,))
         weighted = jvp(grad(loss_of), (outputs,), (tangent,))[1]
         return vjp(outputs_of, params)[1](weighted)[0]
 
     def hessian(params: Any, direction: Any) -> Any:
-        return jvp(grad(lambda at: loss_of(outputs_of(at))), (params,), (direction,))[1]
+        return jvp(grad(loss_at), (params,), (direction,))[1]
 
     return {"Gauss-Newton": gauss_newton, "Hessian": hessian}
 
@@ -83,6 +87,16 @@ def compare(name: str, product: Product, ours: Product, params: Any, direction: 
     )
 
 
+def batch_loss(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
+    """Return the loss."""
+    return cross_entropy(model(inputs), targets)
+
+
+def multiplied(matrix: Any, column: Tensor, *_: Any) -> Tensor:
+    """Return the library's product, whatever else is given."""
+    return matrix @ column  # type: ignore[no-any-return]
+
+
 def doubled() -> str:
     """Return what torch says of second derivatives through a compiled function, as residuals need them."""
     model, points = network(8), torch.randn(4, 64)
@@ -103,16 +117,12 @@ def main() -> None:
         params = {name: p.detach() for name, p in model.named_parameters()}
         direction = {name: torch.randn_like(p) for name, p in params.items()}
         column = torch.cat([part.flatten() for part in direction.values()]).unsqueeze(1)
-        ours: dict[str, Any] = {
-            "Gauss-Newton": GaussNewton(model, inputs, lambda outputs, labels=targets: cross_entropy(outputs, labels)),
-            "Hessian": Hessian(lambda net=model, x=inputs, y=targets: cross_entropy(net(x), y), model.parameters()),
+        matrices = {
+            "Gauss-Newton": GaussNewton(model, inputs, partial(cross_entropy, target=targets)),
+            "Hessian": Hessian(partial(batch_loss, model, inputs, targets), model.parameters()),
         }
         for name, product in products(model, inputs, targets).items():
-            matrix = ours[name]
-
-            def own(_params: Any, _direction: Any, matrix: Any = matrix, column: Tensor = column) -> Tensor:
-                return matrix @ column  # type: ignore[no-any-return]
-
+            own = partial(multiplied, matrices[name], column)
             sys.stdout.write(f"{compare(f'{name}, width {width}', product, own, params, direction)}\n")
             sys.stdout.flush()
 
