@@ -69,6 +69,8 @@ class Finish:
         """Learn from a sketch whether steps are possible, in one process and in float64, and what they cost."""
         if isinstance(operator, ExplicitLinearized) and operator.jacobian.dtype == torch.float64 and is_alone:
             self.price = jacobian_price(operator) + self._factoring(*operator.jacobian.shape) + EXPECTED * ATTEMPT
+        else:
+            self.price = math.inf
 
     def is_due(self, cost: float, here: Iterate) -> bool:
         """Whether the next step is a corrected one, given the whole cost so far; each iteration must ask."""

@@ -249,3 +249,13 @@ def test_points_in_chunks_are_fitted() -> None:
     fit.steps(4)
     assert float(fit.source.loss().detach()) < first / 10
     assert fit.optimizer.status.refreshes > 0
+
+
+def test_corrected_steps_end_where_points_have_grown_beyond_a_chunk() -> None:
+    fit = Fit(count=20, chunk=30, most=40)
+    fit.steps(4)
+    steps, count = fit.optimizer.status.corrected_steps, fit.source.count
+    assert count == 40
+    fit.steps(2)
+    assert fit.optimizer.status.corrected_steps == steps
+    assert math.isinf(fit.optimizer._finish.price)
