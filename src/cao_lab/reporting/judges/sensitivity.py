@@ -192,7 +192,7 @@ def shaken_estimate(setting: Setting) -> Finding:
 
 def pairs_of(setting: Setting, index: int) -> DataFrame:
     """Return one eigenvalue of each refresh after the first epoch, by run and step."""
-    rows = setting.refreshes
+    rows = setting.refreshes[setting.refreshes["run"].isin(setting.epochs["run"].unique())]
     chosen = (rows["index"] == index) & (rows["epoch"] >= 1) & (rows["rank"] > 0) & rows["has_ended"]
     return rows[chosen].set_index(["run", "step"])
 
