@@ -184,8 +184,6 @@ class SketchedLBFGS(Optimizer):
             if reason:
                 break
         progress.reason = (reason or Reason.MAX_ITER).value
-        if not progress.repeats and self.status.is_flat:  # A loss that changes from call to call looks like that too.
-            self._check_repeats(objective, here)
         self._left_at = here
         return first
 

@@ -145,24 +145,14 @@ def test_a_closure_with_new_points_at_each_call_is_named(max_iter: int) -> None:
     assert "Draw points or batches once" in only
 
 
-def test_a_closure_with_new_points_is_named_before_the_spectrum_is_blamed() -> None:
-    theta, points = torch.ones(2, dtype=torch.float64, requires_grad=True), torch.zeros(20, dtype=torch.float64)
-    generator = torch.Generator().manual_seed(0)
-
-    def residuals() -> Tensor:
-        return theta[0] * points + theta[1] - points.square()
-
-    def closure() -> Tensor:
-        points.copy_(torch.rand(20, generator=generator, dtype=torch.float64))
-        theta.grad = None
-        loss = residuals().square().sum()
-        loss.backward()  # type: ignore[no-untyped-call]
-        return loss
-
-    # One step, with evaluations enough for sketches and for no search that fails.
-    optimizer = SketchedLBFGS([theta], source=LeastSquares(residuals, [theta]), refresh=1, max_iter=4)
+def test_a_closure_with_new_points_is_named_at_the_first_sketch_of_a_source_that_keeps_its_own() -> None:
+    theta = torch.ones(2, dtype=torch.float64, requires_grad=True)
+    points = torch.linspace(0, 1, 20, dtype=torch.float64)
+    source = LeastSquares(lambda: theta[0] * points + theta[1] - points.square(), [theta])
+    optimizer, calls = SketchedLBFGS([theta], source=source, refresh=1, max_iter=2), []  # type: ignore[var-annotated]
     with pytest.warns(UserWarning, match="at the same parameters: L-BFGS needs one function"):
-        optimizer.step(closure)
+        optimizer.step(lambda: noisy_closure(theta, calls))
+    assert len(calls) == optimizer.status.evaluations
     (only,) = optimizer.report().advice
     assert "Draw points or batches once" in only
 
