@@ -115,8 +115,8 @@ def timed_tables(suite: str, runs: Sequence[SolveRun]) -> list[Table]:
     ]
     caption = (
         "Ours over theirs after shares of the time, median over problems and seeds, with intervals if problems are "
-        "drawn anew; below 1 ours is better. Then median seconds to relative L2 errors (never: in fewer than half of "
-        f"the runs), and how many runs end wrong, at an error above {WRONG}, or could not go on."
+        "drawn anew; below 1 ours is better. Then median seconds to relative L2 errors (never: in half of the runs or "
+        f"fewer), and how many runs end wrong, at an error above {WRONG}, or could not go on."
     )
     return [
         goals_table(suite, runs, IN_EQUAL_SECONDS),
