@@ -90,7 +90,11 @@ def run_folders(folder: Path, missing: list[str]) -> list[Path]:
         missing.append(f"{Path(error.filename).relative_to(folder)} cannot be read ({error.strerror}), left out")
 
     walk = os.walk(folder, onerror=note)
-    return sorted(Path(path) for path, *names in walk if {"run.json", "epochs.csv"} & {*names[0], *names[1]})
+    try:
+        return sorted(Path(path) for path, *names in walk if {"run.json", "epochs.csv"} & {*names[0], *names[1]})
+    except RecursionError as error:
+        where = one_line(str(folder))
+        raise ReportError(f"{where} has folders within folders a thousand deep: name the one of the logs") from error
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,9 @@
 
 import json
 import math
+import os
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -194,3 +196,18 @@ def test_a_run_resumed_on_the_same_code_is_not_marked(tmp_path: Path) -> None:
     header["resumed"] = [{"at": "2000-01-02T00:00:00Z", "git_commit": header["git_commit"]}]
     (folder / "run.json").write_text(json.dumps(header))
     assert load_logs(tmp_path).runs["name"].tolist() == ["CAO k=1"]
+
+
+def test_folders_within_folders_without_end_are_refused_in_words(tmp_path: Path) -> None:
+    opened = [os.open(tmp_path, os.O_RDONLY)]
+    try:
+        for _ in range(1500):  # More levels than a path has room for in one call.
+            os.mkdir("a", dir_fd=opened[-1])
+            opened.append(os.open("a", os.O_RDONLY, dir_fd=opened[-1]))
+            os.close(opened.pop(-2)) if len(opened) > 2 else None
+        with pytest.raises(ReportError, match=r"a thousand deep|no runs in"):
+            load_logs(tmp_path)
+    finally:
+        for one in opened:
+            os.close(one)
+        subprocess.run(["rm", "-rf", tmp_path / "a"], check=True)  # Deeper than shutil.rmtree goes.
