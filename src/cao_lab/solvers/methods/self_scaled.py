@@ -51,11 +51,12 @@ class SelfScaledBFGS:
         if not min(along, across, bent) > 0:  # Which only rounding can do, after a search of Wolfe's.
             return
         share, scale = self.choice(bent / along, across / along, len(step))
-        columns = np.stack([product, step / along - product / across, step])
         weights = np.array([-1 / (scale * across), share * across / scale, 1 / along])
-        torch.from_numpy(inverse).addmm_(
-            torch.from_numpy(columns.T * weights), torch.from_numpy(columns), beta=1 / scale
-        )
+        columns = np.stack([product, step / along - product / across, step], axis=1) * np.sqrt(np.abs(weights))
+        # The products of a column and of its negative are the same, so that H stays symmetric to the last bit: what is
+        # not symmetric would be divided by τ each time, and never corrected.
+        left, right = torch.from_numpy(columns * np.sign(weights)), torch.from_numpy(columns)
+        torch.from_numpy(inverse).addmm_(left, right.T, beta=1 / scale)
 
     def choice(self, b: float, h: float, size: int) -> Choice:
         """Return φ and τ from b = sᵀBs/sᵀy and h = yᵀHy/sᵀy."""
