@@ -42,7 +42,7 @@ def test_every_table_made_for_a_page_has_its_place(tables: dict[str, str]) -> No
 
 def test_the_readme_says_of_the_comparison_what_its_page_says() -> None:
     readme = " ".join((ROOT / "README.md").read_text().split())
-    rows = [line.split(" | ") for line in (ROOT / "docs/scientific-ml.md").read_text().splitlines()]
+    rows = [line.split(" | ") for line in (ROOT / "docs/solvers.md").read_text().splitlines()]
     measured = {row[0].removeprefix("| "): row[2] for row in rows if len(row) == 6}
     interval = {row[0].removeprefix("| "): row[3].replace(" – ", " to ") for row in rows if len(row) == 6}
     ratio = "final loss against torch's L-BFGS"

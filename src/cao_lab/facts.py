@@ -146,7 +146,7 @@ SUITES: Mapping[str, SuiteInfo] = {
         "optimum", "demo:CONDITIONING", DISTANCES, about="does curvature pay on a badly scaled regression? 20 s"
     ),
     "demo": SuiteInfo("comparison", "paper:DEMO", about="does everything work here? 70 s"),
-    "demo-fit": SuiteInfo("solvers", "demo:FIT", about="does a sketch pay in solving an equation? 20 s"),
+    "demo-fit": SuiteInfo("solvers", "scientific:DEMO", about="does a sketch pay in solving an equation? 20 s"),
     "robust": SuiteInfo("rates", "robust:SWEEPS", about="are CAO's defaults ever worse than SGD or AdamW? 20 min"),
     "watch": SuiteInfo(
         "alarms", "watch:TASKS", about="does the sharpness tell that a training will diverge? 15 core minutes"

@@ -1,12 +1,9 @@
-"""The demonstration: a badly scaled regression, where curvature pays, and an equation that a network solves."""
+"""The demonstration: a badly scaled regression, where curvature pays."""
 
 from dataclasses import replace
 
 from cao_lab.runs.methods.lbfgs import LBFGSConfig
-from cao_lab.solvers.budget import Budget
-from cao_lab.solvers.contest import Contest
 from cao_lab.suites.ill_conditioned import ADAM, CAO, LBFGS_ITERATIONS, PROBLEMS, SGD
-from cao_lab.suites.scientific import METHODS, SIZE
 
 BREAST_CANCER = PROBLEMS[0].run
 
@@ -16,15 +13,4 @@ CONDITIONING = [
     replace(BREAST_CANCER, optimizer=replace(ADAM, lr=0.0316)),
     replace(BREAST_CANCER, optimizer=replace(SGD, lr=3.16e-5)),
     replace(BREAST_CANCER, optimizer=LBFGSConfig(), epochs=BREAST_CANCER.epochs // LBFGS_ITERATIONS),
-]
-
-# One small problem, a few seconds for each solver; the suites of scientific.py are the evidence.
-FIT = [
-    Contest(
-        "helmholtz",
-        replace(SIZE, interior=400),
-        {label: METHODS[label] for label in ("sketched-lbfgs", "torch-lbfgs", "scipy-lbfgsb")},
-        200,
-        Budget(400, 10.0),
-    )
 ]

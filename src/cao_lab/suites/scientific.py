@@ -103,3 +103,14 @@ AT_FULL_WIDTH = [
     for equation in RATHORE_PROBLEMS
 ]
 """One run per method and problem of Rathore et al. 2024 at their width of 200."""
+
+DEMO = [
+    Contest(
+        "helmholtz",
+        replace(SIZE, interior=400),
+        {label: METHODS[label] for label in ("sketched-lbfgs", "torch-lbfgs", "scipy-lbfgsb")},
+        200,
+        Budget(400, 10.0),
+    )
+]
+"""One small problem, a few seconds for each solver: to look at, and no evidence."""

@@ -95,7 +95,7 @@ def test_a_product_is_priced_as_the_bench_has_measured_it(tmp_path):
 def test_make_paper_gets_the_data_runs_both_suites_and_reports():
     def commands(*arguments):
         told = subprocess.run(
-            ["make", "-n", "paper", "BIN=/x", "DATA=here", *arguments],
+            ["make", "-n", "--no-print-directory", "paper", "BIN=/x", "DATA=here", *arguments],
             cwd=ROOT,
             capture_output=True,
             text=True,
