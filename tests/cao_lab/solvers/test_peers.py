@@ -81,13 +81,14 @@ def test_coefficients_are_those_that_the_library_has_by_itself() -> None:
         assert SelfScaledBroyden().choice(b, h, 30) == pytest.approx(broyden_coefficients(b, h, 30), rel=1e-10)
 
 
-def test_the_matrix_stays_symmetric_to_the_last_bit() -> None:
-    generator, inverse = np.random.default_rng(0), np.eye(40)
+def test_the_matrix_is_made_symmetric_before_scaling_drowns_it() -> None:
+    generator, inverse, learn = np.random.default_rng(0), np.eye(40), SelfScaledBroyden().learner()
     for _ in range(50):
         step, noise = generator.normal(size=(2, 40))
         change = 0.5 * step + 0.1 * noise
-        if step @ change > 0:
-            SelfScaledBroyden().learn(inverse, step, change, np.linalg.solve(inverse, step))
+        assert step @ change > 0
+        learn(inverse, step, change, np.linalg.solve(inverse, step))
+        assert inverse == pytest.approx(inverse.T, rel=1e-9, abs=1e-9)
     assert np.array_equal(inverse, inverse.T)
 
 

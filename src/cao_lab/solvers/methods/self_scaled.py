@@ -1,5 +1,7 @@
 """SSBFGS and SSBroyden: dense quasi-Newton updates that scale themselves (Al-Baali; Urbán et al. 2024)."""
 
+import itertools
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import sqrt
 from typing import NamedTuple
@@ -14,6 +16,8 @@ from cao_lab.tasks.pde.problem import Problem
 
 LEAST_SPREAD = 1e-14
 """bh − 1, where rounding hides it."""
+SYMMETRIC_EVERY = 5
+"""Updates between two corrections, each of which takes as long as an update."""
 
 
 class Choice(NamedTuple):
@@ -39,7 +43,23 @@ class SelfScaledBFGS:
     def minimize(self, objective: Objective) -> str:
         """Run until the budget is spent, or the search fails."""
         check_size(objective, self.max_size, self.name)
-        return descend(objective, self.learn)
+        return descend(objective, self.learner())
+
+    def learner(self) -> Callable[[Matrix, Vector, Vector, Vector], None]:
+        """Return a function that learns pairs, and makes H symmetric now and then.
+
+        A product of matrices is symmetric up to rounding on most processors and to the last bit on some. What is not
+        symmetric would be divided by τ each time, and never corrected.
+        """
+        count = itertools.count(1)
+
+        def learn(inverse: Matrix, step: Vector, change: Vector, image: Vector) -> None:
+            self.learn(inverse, step, change, image)
+            if next(count) % SYMMETRIC_EVERY == 0:
+                np.add(inverse, inverse.T, out=inverse)
+                np.multiply(inverse, 0.5, out=inverse)
+
+        return learn
 
     def learn(self, inverse: Matrix, step: Vector, change: Vector, image: Vector) -> None:
         """Learn a pair, and B times its step, in place: H₊ = (H − Hy(Hy)ᵀ/yᵀHy + φvvᵀ)/τ + ssᵀ/sᵀy.
@@ -53,8 +73,6 @@ class SelfScaledBFGS:
         share, scale = self.choice(bent / along, across / along, len(step))
         weights = np.array([-1 / (scale * across), share * across / scale, 1 / along])
         columns = np.stack([product, step / along - product / across, step], axis=1) * np.sqrt(np.abs(weights))
-        # The products of a column and of its negative are the same, so that H stays symmetric to the last bit: what is
-        # not symmetric would be divided by τ each time, and never corrected.
         left, right = torch.from_numpy(columns * np.sign(weights)), torch.from_numpy(columns)
         torch.from_numpy(inverse).addmm_(left, right.T, beta=1 / scale)
 
