@@ -150,7 +150,8 @@ def test_torch_lbfgs_does_what_torch_does() -> None:
     )
     problem, seen = counted(theirs)
     optimizer.step(closure_of(problem, optimizer))
-    assert last.loss == pytest.approx(min(seen[:60]), rel=1e-12)
+    # With two threads rounding depends on where a tensor lies, and sixty evaluations make more of it.
+    assert last.loss == pytest.approx(min(seen[:60]), rel=1e-9)
 
 
 def closure_of(problem: Problem, optimizer: torch.optim.Optimizer) -> Callable[[], Tensor]:
@@ -178,7 +179,8 @@ def test_scipy_methods_do_what_scipy_does(name: str, method: str) -> None:
     extra = {"maxcor": 100, "ftol": 0, "maxls": 50} if method == "L-BFGS-B" else {}
     options = {"gtol": 0, "maxiter": 70, **extra}
     scipy.optimize.minimize(loss_and_gradient, start, jac=True, method=method, options=options)
-    assert last.loss == pytest.approx(min(seen[:60]), rel=1e-12)
+    # With two threads rounding depends on where a tensor lies, and sixty evaluations make more of it.
+    assert last.loss == pytest.approx(min(seen[:60]), rel=1e-9)
 
 
 def test_nncg_does_what_deepxde_does() -> None:
