@@ -18,6 +18,7 @@ def test_the_quadratic_needs_a_hundredth_of_the_steps_of_gradient_descent(tmp_pa
     assert cao * 100 < sgd
 
 
+@pytest.mark.slow
 def test_the_training_loop_goes_on_from_its_checkpoint(tmp_path):
     first = run_example("training_loop", "--epochs", "2", folder=tmp_path)
     second = run_example("training_loop", "--epochs", "3", folder=tmp_path)
@@ -34,12 +35,14 @@ def test_the_curvature_of_a_model_is_printed_with_its_residuals(tmp_path):
     assert min(values) > 0
 
 
+@pytest.mark.slow
 def test_the_edge_of_stability_is_drawn_and_told(tmp_path):
     lines = run_example("sharpness", "--epochs", "5", folder=tmp_path).splitlines()
     assert [line.split(":")[0] for line in lines[:3]] == ["SGD", "Adam", "CAO"]
     assert (tmp_path / "out/sharpness.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_the_largest_safe_rate_is_found_and_half_of_it_trains_best(tmp_path):
     edge, *losses, written = run_example("largest_safe_rate", folder=tmp_path).splitlines()
     slow, safe, wild = (float(line.split("loss ")[1]) for line in losses)
@@ -48,6 +51,7 @@ def test_the_largest_safe_rate_is_found_and_half_of_it_trains_best(tmp_path):
     assert written == "wrote out/largest_safe_rate.png"
 
 
+@pytest.mark.slow
 def test_a_physics_informed_network_is_solved_by_three_and_drawn(tmp_path):
     options = ("--seconds", "0.3", "--adam", "20", "--width", "6", "--points", "60")
     *solved, written = run_example("pinn", *options, folder=tmp_path).splitlines()

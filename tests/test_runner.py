@@ -34,7 +34,10 @@ def test_that_hangs():
 """
 
 
-@pytest.mark.parametrize(("name", "text"), [("crashes", CRASHING), ("hangs", HANGING)], ids=["crash", "hang"])
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [pytest.param("crashes", CRASHING, id="crash"), pytest.param("hangs", HANGING, id="hang", marks=pytest.mark.slow)],
+)
 def test_a_run_with_a_test_that_ends_badly_fails_in_time_and_names_it(tmp_path, name, text):
     for file, content in {"test_bad": text, **{f"test_fine_{number}": FINE for number in range(4)}}.items():
         (tmp_path / f"{file}.py").write_text(content)
