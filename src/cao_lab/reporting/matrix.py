@@ -1,6 +1,6 @@
 """Claims against tasks: what the logs say of each claim of the paper, in one word a task."""
 
-from dataclasses import dataclass
+from typing import TypeAlias
 
 from pandas import DataFrame
 
@@ -22,26 +22,17 @@ MODEL_TITLES = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Cell:
-    """What one task says of one claim: words, each with the part of the claim that it is about, and the evidence."""
-
-    words: tuple[str, ...]
-    verdicts: tuple[Verdict, ...]
-    parts: tuple[str, ...]
-    evidence: tuple[str, ...]
+Matrix: TypeAlias = dict[tuple[str, str], dict[str, DataFrame]]
+"""For each suite and task the rows of the audit that say something, by claim."""
 
 
-def matrix(verdicts: DataFrame) -> tuple[list[str], dict[tuple[str, str], dict[str, Cell]]]:
-    """Return the claims, and for each suite and task that judged any of them, what it says, by claim."""
+def matrix(verdicts: DataFrame) -> Matrix:
+    """Return what each suite and task says of the claims that it has judged, in the order of the audit."""
     told = verdicts[verdicts["verdict"].isin([str(one) for one in WORDS])]
-    columns: dict[tuple[str, str], dict[str, Cell]] = {}
+    columns: Matrix = {}
     for (suite, task, claim), rows in told.groupby(["suite", "task", "claim"], sort=False):
-        found = tuple(Verdict(one) for one in rows["verdict"])
-        words = tuple(WORDS[one] for one in found)
-        cell = Cell(words, found, tuple(rows["part"]), tuple(rows["evidence"]))
-        columns.setdefault((str(suite), str(task)), {})[str(claim)] = cell
-    return list(dict.fromkeys(verdicts["claim"])), columns
+        columns.setdefault((str(suite), str(task)), {})[str(claim)] = rows
+    return columns
 
 
 def task_title(task: str) -> str:

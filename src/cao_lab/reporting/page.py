@@ -10,7 +10,7 @@ from plotly.offline import get_plotlyjs
 
 from cao_lab.facts import suites_of
 from cao_lab.reporting.logreader import Logs
-from cao_lab.reporting.matrix import WORDS, Cell, matrix, task_title
+from cao_lab.reporting.matrix import WORDS, matrix, task_title
 from cao_lab.reporting.page_data import page_data
 from cao_lab.reporting.setting import Setting
 from cao_lab.reporting.tabular import Table
@@ -90,7 +90,7 @@ def answer(verdicts: DataFrame) -> str:
 
 def matrix_section(verdicts: DataFrame) -> str:
     """Return claims against tasks: a word a cell, in colour, that leads to the evidence."""
-    claims, columns = matrix(verdicts)
+    columns = matrix(verdicts)
     if not columns:
         return ""
     head = "".join(
@@ -98,8 +98,8 @@ def matrix_section(verdicts: DataFrame) -> str:
         for suite, task in columns
     )
     rows = []
-    for claim in claims:
-        cells = [matrix_cell(found.get(claim), task_title(task), anchor(claim)) for (_, task), found in columns.items()]
+    for claim in verdicts["claim"].unique():
+        cells = [matrix_cell(found.get(claim), anchor(claim)) for found in columns.values()]
         if any(claim in found for found in columns.values()):
             title = f'<th scope="row"><a href="#{anchor(claim)}">{escape(capitalized(claim))}</a></th>'
             rows.append(f"<tr>{title}{''.join(cells)}</tr>")
@@ -109,16 +109,16 @@ def matrix_section(verdicts: DataFrame) -> str:
     )
 
 
-def matrix_cell(cell: Cell | None, task: str, target: str) -> str:
+def matrix_cell(rows: DataFrame | None, target: str) -> str:
     """Return what a task says of a claim, each part of it in a word."""
-    if cell is None:
-        return "<td></td>"
-    badges = [
-        f'<a class="badge {BADGES[verdict]}" href="#{target}" title="{escape(evidence)}">{escape(word)}'
-        f"{f' <small>{escape(part)}</small>' if part else ''}</a>"
-        for word, verdict, part, evidence in zip(cell.words, cell.verdicts, cell.parts, cell.evidence, strict=True)
-    ]
-    return f'<td data-label="{escape(task)}">{"".join(badges)}</td>'
+    badges = []
+    for row in [] if rows is None else rows.to_dict("records"):
+        verdict, part = Verdict(row["verdict"]), f" <small>{escape(row['part'])}</small>" if row["part"] else ""
+        badges.append(
+            f'<a class="badge {BADGES[verdict]}" href="#{target}" title="{escape(row["evidence"])}">'
+            f"{WORDS[verdict]}{part}</a>"
+        )
+    return f"<td>{''.join(badges)}</td>"
 
 
 def capitalized(words: str) -> str:
